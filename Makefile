@@ -1,0 +1,37 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# One thread a process: with several processes on few cores, more threads are many times slower.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help demo test lint bench clean
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once; about two minutes)…"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Adding what the tests need…"
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed  ## set everything up and train a small model on real data
+	@$(BIN)/tacit run recipes/quickstart.yaml
+
+test: $(VENV)/.installed-dev lint  ## lint, types and every test
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal tests src
+
+lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
+	@$(BIN)/ruff check src tests bench
+	@$(BIN)/ruff format --check src tests bench
+	@$(BIN)/mypy
+
+clean:  ## remove the environments and caches (runs stay)
+	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache

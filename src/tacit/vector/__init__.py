@@ -1,0 +1,11 @@
+"""Flat parameter vectors and their layout. Knows torch and nothing else."""
+
+from torch import Tensor
+
+from tacit.vector.flat import Flat
+from tacit.vector.layout import Layout, Segment
+
+Vectors = dict[str, Tensor]
+"""Named 1-D tensors: a message, an upload, a client's memory or the server's state."""
+
+__all__ = ["Flat", "Layout", "Segment", "Vectors"]

@@ -1,0 +1,80 @@
+"""A module whose parameters, gradients and buffers are views of flat vectors.
+
+`Flat(module)` moves all trainable parameters into `values` and their `.grad` into `grad`. The module
+stays an ordinary module: its forward, backward, `state_dict` and tied weights work as before, but an
+optimizer step is one operation on one tensor.
+
+>>> import torch
+>>> flat = Flat(torch.nn.Linear(2, 1))
+>>> _ = flat.values.fill_(1.0)
+>>> flat.module(torch.tensor([[2.0, 3.0]])).item()
+6.0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tacit.vector.layout import Layout
+
+
+class Flat:
+    """A module bound to one vector of parameters, one of gradients and one of buffers."""
+
+    module: nn.Module
+    layout: Layout
+    values: Tensor
+    """All trainable parameters: shared, then personal. The module computes with this very memory."""
+    grad: Tensor
+    """Their gradients; autograd accumulates into this very memory."""
+    buffers: Tensor
+    """Persistent floating-point buffers (BatchNorm's statistics); empty for most models."""
+
+    def __init__(self, module: nn.Module, personal: Sequence[str] = ()) -> None:
+        self.module = module
+        self.layout = Layout.of(module, personal)
+        parameters = dict(module.named_parameters())
+        dtypes = {p.dtype for p in parameters.values() if p.requires_grad}
+        if len(dtypes) > 1:
+            raise ValueError(f"trainable parameters of several dtypes ({dtypes}); convert the model to one")
+        first = parameters[self.layout.segments[0].name]
+        self.values = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
+        self.grad = torch.zeros_like(self.values)
+        for segment in self.layout.segments:
+            parameter = parameters[segment.name]
+            view = self.values[segment.slice].view(segment.shape)
+            view.copy_(parameter.data)
+            # `.data` keeps the Parameter object, so tied weights and hooks stay attached.
+            parameter.data = view
+            parameter.grad = self.grad[segment.slice].view(segment.shape)
+        self.buffers = self._bind_buffers()
+
+    def _bind_buffers(self) -> Tensor:
+        persistent = self.module.state_dict(keep_vars=True).keys()
+        named = [
+            (name, buffer)
+            for name, buffer in self.module.named_buffers()
+            if name in persistent and buffer.is_floating_point()
+        ]
+        vector = torch.empty(sum(b.numel() for _, b in named), dtype=torch.float32, device=self.values.device)
+        offset = 0
+        for name, buffer in named:
+            view = vector[offset : offset + buffer.numel()].view(buffer.shape)
+            view.copy_(buffer)
+            owner, _, attribute = name.rpartition(".")
+            self.module.get_submodule(owner)._buffers[attribute] = view
+            offset += buffer.numel()
+        return vector
+
+    @property
+    def shared(self) -> Tensor:
+        """The slice that is learnt together."""
+        return self.values[: self.layout.shared]
+
+    @property
+    def personal(self) -> Tensor:
+        """The slice that never leaves the client; empty for most methods."""
+        return self.values[self.layout.shared :]

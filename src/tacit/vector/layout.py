@@ -1,0 +1,116 @@
+"""Where each parameter lives in the flat vector.
+
+A `Layout` is a plain description: names, shapes, offsets, layers, and which slice is shared with the
+server and which stays with the client. Shared segments come first, so `vector[: layout.shared]` is what
+a client sends and `vector[layout.shared :]` is what it keeps.
+
+>>> from torch import nn
+>>> layout = Layout.of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), personal=("1.*",))
+>>> layout.size, layout.shared, layout.layers
+(23, 15, ('0', '1'))
+>>> [s.name for s in layout.segments]
+['0.weight', '0.bias', '1.weight', '1.bias']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One parameter tensor inside the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.offset, self.offset + self.size)
+
+    @property
+    def layer(self) -> str:
+        """The module that owns the tensor: a weight and its bias are one layer."""
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and offsets of a model's trainable parameters; shared ones first, then personal ones."""
+
+    segments: tuple[Segment, ...]
+    shared: int
+
+    @staticmethod
+    def of(module: nn.Module, personal: Sequence[str] = ()) -> Layout:
+        """The layout of `module`'s trainable parameters; names matching a `personal` glob go last.
+
+        A parameter that is used under several names (tied weights) has one segment, under its first name.
+        """
+        named = [(n, tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError("the model has no trainable parameters; set requires_grad on at least one")
+        for pattern in personal:
+            if not any(fnmatchcase(n, pattern) for n, _ in named):
+                raise ValueError(
+                    f"personal pattern {pattern!r} matches no parameter; "
+                    f"the model has {', '.join(n for n, _ in named[:4])}, …, {named[-1][0]}"
+                )
+        is_personal = {n: any(fnmatchcase(n, p) for p in personal) for n, _ in named}
+        segments, offset, shared = [], 0, 0
+        for keep in (False, True):
+            for name, shape in named:
+                if is_personal[name] == keep:
+                    segments.append(Segment(name, shape, offset))
+                    offset += prod(shape)
+            if not keep:
+                shared = offset
+        if shared == 0:
+            raise ValueError("every parameter is personal: nothing would be left to learn together")
+        return Layout(tuple(segments), shared)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(s.size for s in self.segments)
+
+    @cached_property
+    def shared_segments(self) -> tuple[Segment, ...]:
+        return tuple(s for s in self.segments if s.offset < self.shared)
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Layer names in order of first appearance."""
+        return tuple(dict.fromkeys(s.layer for s in self.segments))
+
+    def layer_slices(self, shared_only: bool = True) -> tuple[tuple[str, tuple[slice, ...]], ...]:
+        """For each layer, the slices of the vector that belong to it."""
+        slices: dict[str, list[slice]] = {}
+        for s in self.shared_segments if shared_only else self.segments:
+            slices.setdefault(s.layer, []).append(s.slice)
+        return tuple((layer, tuple(parts)) for layer, parts in slices.items())
+
+    def views(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter's view of `vector` (the whole of it, or its shared slice alone)."""
+        for s in self.segments:
+            if s.offset + s.size <= vector.numel():
+                yield s.name, vector[s.slice].view(s.shape)
+
+    def layer_norms(self, vector: Tensor) -> Tensor:
+        """L2 norm of each layer of a shared vector, in the order of `layer_slices()`."""
+        squares = [
+            torch.stack([vector[part].float().square().sum() for part in parts]).sum()
+            for _, parts in self.layer_slices()
+        ]
+        return torch.stack(squares).sqrt()
