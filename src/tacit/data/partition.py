@@ -1,0 +1,186 @@
+"""Who gets which record.
+
+Every partition is seeded by a generator, gives no record to two clients, and puts each client's records in
+random order (so that a prefix is a random sample). The result is compressed rows: client i owns
+`indices[offsets[i] : offsets[i+1]]`.
+
+>>> rng = np.random.default_rng(0)
+>>> offsets, indices = dirichlet(np.repeat(np.arange(10), 100), clients=4, alpha=0.1, rng=rng)
+>>> np.diff(offsets).tolist(), len(set(indices.tolist()))
+([250, 250, 250, 250], 1000)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.data.records import Indices
+from tacit.errors import UserError
+
+
+class Partition(NamedTuple):
+    """Compressed rows: client i owns `indices[offsets[i] : offsets[i+1]]`."""
+
+    offsets: NDArray[np.int64]
+    indices: Indices
+
+
+def iid(n: int, clients: int, rng: np.random.Generator) -> Partition:
+    """Records dealt out at random; client sizes differ by at most one."""
+    sizes = _balanced(n, clients)
+    return _disjoint(Partition(_offsets(sizes), rng.permutation(n)), n)
+
+
+def natural(users: NDArray[Any], rng: np.random.Generator | None = None) -> Partition:
+    """One client per distinct user id, in sorted order of the ids.
+
+    Without a generator each client's records stay in the order of the data: a held-out tail is then its
+    most recent part if the data are in order of time.
+    """
+    ids, owner = np.unique(users, return_inverse=True)
+    return _rows(owner.reshape(-1), len(ids), rng)
+
+
+def dirichlet(labels: NDArray[Any], clients: int, alpha: float, rng: np.random.Generator) -> Partition:
+    """Each client's class proportions are drawn from Dirichlet(α, …, α); client sizes differ by at most one.
+
+    Small α: a client sees few classes; large α: all alike. The data hold a fixed number of records of each
+    class, so not every wish can be met. All clients ask at once, by multinomial draws from their proportions;
+    where a class is asked for more often than it has records, a fair lottery decides. What a client did not
+    get it asks for again, from its proportions over the classes that are left (in proportion to what is left,
+    if it wanted none of those). A turn settles everything or empties a class, so there are few. Hence some
+    realised proportions are flatter than the drawn ones, the more so the fewer clients there are.
+    """
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise UserError(
+            f"Dirichlet's α must be a positive number, not {alpha}; 0.1 is very uneven, 100 is even"
+        )
+    classes, codes = np.unique(labels, return_inverse=True)
+    missing = _balanced(len(codes), clients)
+    left = np.bincount(codes, minlength=len(classes))
+    wish = rng.dirichlet(np.full(len(classes), alpha), size=clients)
+    counts = np.zeros((clients, len(classes)), np.int64)
+    sizes = missing.copy()
+    while missing.any():
+        weights = wish * (left > 0)
+        totals = weights.sum(axis=1, keepdims=True)
+        weights = np.where(totals > 1e-12, weights / np.maximum(totals, 1e-12), left / left.sum())
+        asked = rng.multinomial(missing, weights / weights.sum(axis=1, keepdims=True))
+        for c in np.flatnonzero(asked.sum(axis=0) > left):
+            asked[:, c] = rng.multivariate_hypergeometric(asked[:, c], left[c], method="marginals")
+        counts += asked
+        left -= asked.sum(axis=0)
+        missing -= asked.sum(axis=1)
+    assert (counts.sum(axis=1) == sizes).all()
+    return _deal(codes, counts, rng)
+
+
+def classes_per_client(
+    labels: NDArray[Any], clients: int, classes: int, rng: np.random.Generator
+) -> Partition:
+    """The pathological split (N, S): every client holds records of exactly S classes, chosen at random.
+
+    A class is cut into equal parts, one for each client that holds it, and the number of its holders is
+    proportional to its size; with equally large classes client sizes are therefore n/N up to rounding. (A
+    class larger than n/S would need more holders than there are clients; its parts are then larger.)
+    """
+    kinds, codes = np.unique(labels, return_inverse=True)
+    _balanced(len(codes), clients)
+    if not 1 <= classes <= len(kinds):
+        raise UserError(
+            f"classes per client must be between 1 and the data's {len(kinds)} classes, not {classes}"
+        )
+    if clients * classes < len(kinds):
+        raise UserError(
+            f"{clients} clients with {classes} classes each cannot hold all {len(kinds)} classes; "
+            f"use at least {-(-len(kinds) // classes)} clients, or more classes per client"
+        )
+    amount = np.bincount(codes)
+    holders = _apportion(amount, clients * classes, np.minimum(clients, amount))
+    member = _memberships(holders, clients, classes, rng)
+    # A part has ⌊n_c/m_c⌋ records, and one more for the first n_c mod m_c of the holders; who comes first is
+    # random, or low-numbered clients would be larger.
+    counts = np.zeros(member.shape, np.int64)
+    for c, (n, m) in enumerate(zip(amount, holders, strict=True)):
+        counts[rng.permutation(np.flatnonzero(member[:, c])), c] = n // m + (np.arange(m) < n % m)
+    return _deal(codes, counts, rng)
+
+
+def _apportion(amount: NDArray[np.int64], seats: int, most: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`seats` shared out in proportion to `amount`: at least one each, at most `most` each."""
+    if most.sum() < seats:
+        raise UserError(
+            f"{amount.sum()} records are too few for {seats} parts of one class each; "
+            "use fewer clients or fewer classes per client"
+        )
+    given: NDArray[np.int64] = np.clip(amount * seats // amount.sum(), 1, most)
+    while (gap := seats - given.sum()) != 0:
+        # Give to, or take from, whoever's part is furthest from the fair size.
+        part = amount / given
+        able = given < most if gap > 0 else given > 1
+        ranked = np.argsort(np.where(able, -part if gap > 0 else part, np.inf), kind="stable")
+        chosen = ranked[: min(abs(gap), int(able.sum()))]
+        given[chosen] += np.sign(gap)
+    return given
+
+
+def _memberships(
+    holders: NDArray[np.int64], clients: int, classes: int, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """A random 0/1 matrix with `classes` ones a row and `holders[c]` ones in column c.
+
+    Row by row, classes are drawn in proportion to the places they have left. A class with as many places
+    left as there are rows left must be taken now; taking it first keeps every later row feasible.
+    """
+    member = np.zeros((clients, len(holders)), np.bool_)
+    left = holders.astype(np.float64)
+    races = rng.exponential(size=member.shape)
+    with np.errstate(divide="ignore"):
+        for row in range(clients):
+            finish = np.where(left >= clients - row, -1.0, races[row] / left)
+            chosen = np.argpartition(finish, classes - 1)[:classes]
+            member[row, chosen] = True
+            left[chosen] -= 1
+    return rng.permutation(member, axis=0)
+
+
+def _deal(codes: NDArray[Any], counts: NDArray[np.int64], rng: np.random.Generator) -> Partition:
+    """Random records of class c to client i, `counts[i, c]` of them."""
+    clients, classes = counts.shape
+    by_class = rng.permutation(len(codes))
+    by_class = by_class[np.argsort(codes[by_class], kind="stable")]
+    owner = np.empty(len(codes), np.int64)
+    owner[by_class] = np.repeat(np.tile(np.arange(clients), classes), counts.T.reshape(-1))
+    return _rows(owner, clients, rng)
+
+
+def _rows(owner: NDArray[Any], clients: int, rng: np.random.Generator | None) -> Partition:
+    """Group records by owner; inside a client in random order, or in the data's without a generator."""
+    order = np.arange(len(owner)) if rng is None else rng.permutation(len(owner))
+    indices = order[np.argsort(owner[order], kind="stable")]
+    sizes = np.bincount(owner, minlength=clients)
+    return _disjoint(Partition(_offsets(sizes), indices), len(owner))
+
+
+def _balanced(n: int, clients: int) -> NDArray[np.int64]:
+    if clients < 1:
+        raise UserError(f"a federation needs at least one client, not {clients}")
+    if clients > n:
+        raise UserError(f"{clients} clients cannot share {n} records; use at most {n} clients")
+    return n // clients + (np.arange(clients) < n % clients)
+
+
+def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _disjoint(partition: Partition, n: int) -> Partition:
+    """Refuse a partition that gives a record to two clients: its guarantee would protect neither copy."""
+    seen = np.zeros(n, np.bool_)
+    seen[partition.indices] = True
+    if int(seen.sum()) != len(partition.indices):
+        raise AssertionError("a record belongs to two clients")
+    return partition

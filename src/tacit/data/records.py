@@ -1,0 +1,138 @@
+"""Records: what a data set gives, a batch at a time.
+
+A record is whatever one person contributed once: a picture, a sentence. `take` copies records out in their
+storage form (pixels stay uint8, so a message or a cache is four times smaller); `prepare` turns a batch into
+what a model eats, and is cheap enough to be called on every batch, on any device.
+
+>>> records = ArrayRecords(np.full((3, 1, 2, 2), 255, np.uint8), [7, 8, 9], mean=0.5, std=0.5)
+>>> batch = records.take(np.array([2, 0]))
+>>> batch["x"].dtype, batch["y"].tolist()
+(torch.uint8, [9, 7])
+>>> records.prepare(batch)["x"].unique().tolist()
+[1.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from mmap import mmap
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+"""Named tensors with the records along dimension 0; for pictures `x` [B, C, H, W] and `y` [B]."""
+
+Indices = NDArray[np.integer[Any]]
+
+
+class Records(Protocol):
+    """A data set as the rest of the package sees it. Anything with these members will do."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """One class per record, for partitions and tables; None where there is no such thing."""
+
+    @property
+    def users(self) -> NDArray[Any] | None:
+        """Whose record it is, for natural clients; None where that is not known."""
+
+    def take(self, indices: Indices) -> Batch:
+        """The records at `indices`, in that order, in storage form; a copy the caller may change."""
+        ...
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The same records as a model wants them: float, normalised."""
+        ...
+
+
+class ArrayRecords:
+    """Records held in arrays, in memory or memory-mapped from `.npy` files.
+
+    uint8 `x` are pixels: `prepare` maps 0…255 to 0…1 and then normalises by `mean` and `std`, given for all
+    channels at once or one each. Floats are normalised if `mean` and `std` are given; other integers (tokens)
+    are left alone. A memory-mapped array is pickled as its file's path, so worker processes share its pages.
+    """
+
+    def __init__(
+        self,
+        x: ArrayLike | Tensor,
+        y: ArrayLike | Tensor,
+        users: ArrayLike | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+    ) -> None:
+        self.x: NDArray[Any] = _array(x)
+        self.y: NDArray[Any] = _array(y)
+        if np.issubdtype(self.y.dtype, np.integer) and self.y.dtype != np.int64:
+            self.y = self.y.astype(np.int64)  # what torch's losses want
+        self._users = None if users is None else _array(users)
+        for name, array in (("y", self.y), ("users", self._users)):
+            if array is not None and len(array) != len(self.x):
+                raise ValueError(f"x has {len(self.x)} records and {name} has {len(array)}; they must agree")
+        self.mean, self.std = mean, std
+        # (x/255 - mean)/std is one multiplication and one addition: x·scale + shift.
+        unit = 255.0 if self.x.dtype == np.uint8 else 1.0
+        deviation = torch.as_tensor(1.0 if std is None else std, dtype=torch.float64)
+        if not bool((deviation > 0).all()):
+            raise ValueError(f"std must be positive, not {std}")
+        centre = torch.as_tensor(0.0 if mean is None else mean, dtype=torch.float64)
+        self._scale = _per_channel(1.0 / (unit * deviation), self.x.ndim)
+        self._shift = _per_channel(-centre / deviation, self.x.ndim)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        return self.y if self.y.ndim == 1 and self.y.dtype == np.int64 else None
+
+    @property
+    def users(self) -> NDArray[Any] | None:
+        return self._users
+
+    def take(self, indices: Indices) -> Batch:
+        return {
+            "x": torch.from_numpy(self.x.take(indices, 0)),
+            "y": torch.from_numpy(self.y.take(indices, 0)),
+        }
+
+    def prepare(self, batch: Batch) -> Batch:
+        x = batch["x"]
+        if x.dtype == torch.uint8 or (x.is_floating_point() and (self.mean, self.std) != (None, None)):
+            # A fresh tensor is made by the product; the sum may then be done in place.
+            x = (x * self._scale.to(x.device)).add_(self._shift.to(x.device))
+        return {**batch, "x": x}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = tuple(_packed(a) for a in (self.x, self.y, self._users))
+        return _unpickle, (parts, self.mean, self.std)
+
+
+def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        return values.numpy()
+    return values if isinstance(values, np.ndarray) else np.asarray(values)
+
+
+def _per_channel(values: Tensor, ndim: int) -> Tensor:
+    """Shaped to meet [B, C, …]; one number alone stays a scalar."""
+    values = values.float()
+    return values.view(-1, *[1] * (ndim - 2)) if values.ndim else values
+
+
+def _packed(array: NDArray[Any] | None) -> NDArray[Any] | str | None:
+    """A whole `.npy` memory map becomes its path; a view of one, or any other array, travels by value."""
+    if isinstance(array, np.memmap) and isinstance(array.base, mmap) and str(array.filename).endswith(".npy"):
+        return str(array.filename)
+    return array
+
+
+def _unpickle(parts: tuple[Any, Any, Any], mean: Any, std: Any) -> ArrayRecords:
+    x, y, users = (np.load(p, mmap_mode="r") if isinstance(p, str) else p for p in parts)
+    return ArrayRecords(x, y, users, mean, std)
