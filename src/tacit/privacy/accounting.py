@@ -30,7 +30,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import dp_accounting
 import numpy as np
@@ -49,7 +49,7 @@ class PoissonGaussian:
     rate: float
     noise: float
 
-    relation = "add-remove"
+    relation: ClassVar[Relation] = "add-remove"
 
     def dp_event(self) -> Any:
         """The same mechanism in dp_accounting's words."""
@@ -66,7 +66,7 @@ class FixedSizeGaussian:
     population: int
     noise: float
 
-    relation = "replace-one"
+    relation: ClassVar[Relation] = "replace-one"
 
     @property
     def rate(self) -> float:
@@ -102,29 +102,24 @@ class Epsilon:
         return self.rdp if self.pld is None else min(self.pld, self.rdp)
 
 
-NOTHING_SPENT = 0.0
-
-
 def epsilon(spend: Spend, delta: float) -> Epsilon:
     """ε of the whole of `spend` by both accountants. All events must share one neighbouring relation."""
-    check_delta(delta)
-    _relation(spend)
-    items = tuple(sorted((event, count) for event, count in spend.items() if count > 0))
+    items = _items(spend, delta)
     if not items:
-        return Epsilon(delta, NOTHING_SPENT, NOTHING_SPENT, math.inf)
+        return Epsilon(delta, 0.0, 0.0, math.inf)
     rdp, order = _rdp_epsilon(items, delta)
     return Epsilon(delta, _pld_epsilon(items, delta), rdp, order)
 
 
+def rdp_epsilon(spend: Spend, delta: float) -> float:
+    """The RDP bound alone, which is quick: an upper bound of `epsilon(...).value`."""
+    items = _items(spend, delta)
+    return _rdp_epsilon(items, delta)[0] if items else 0.0
+
+
 def exceeds(spend: Spend, budget: float, delta: float) -> bool:
-    """Whether `spend` is not proved to stay within ε ≤ `budget`. Asks the cheap accountant first."""
-    check_delta(delta)
-    _relation(spend)
-    items = tuple(sorted((event, count) for event, count in spend.items() if count > 0))
-    if not items or _rdp_epsilon(items, delta)[0] <= budget:
-        return False
-    pld = _pld_epsilon(items, delta)
-    return pld is None or pld > budget
+    """Whether `spend` is not proved to stay within ε ≤ `budget`. Asks the quick accountant first."""
+    return rdp_epsilon(spend, delta) > budget and epsilon(spend, delta).value > budget
 
 
 def check_delta(delta: float) -> None:
@@ -132,19 +127,24 @@ def check_delta(delta: float) -> None:
         raise UserError(f"δ = {delta} is not a probability; choose 0 < δ < 1, well below 1 ÷ population")
 
 
-def _relation(spend: Spend) -> None:
+Items = tuple[tuple[Event, int], ...]
+
+
+def _items(spend: Spend, delta: float) -> Items:
+    check_delta(delta)
     if len({event.relation for event in spend}) > 1:
         raise UserError(
             "Poisson and fixed-size sampling in one ledger: their guarantees speak of different neighbours and "
             "do not add up; keep one sampling for the whole run"
         )
+    return tuple(sorted((event, count) for event, count in spend.items() if count > 0))
 
 
 # --- RDP ------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
-def _rdp_epsilon(items: tuple[tuple[Event, int], ...], delta: float) -> tuple[float, float]:
+def _rdp_epsilon(items: Items, delta: float) -> tuple[float, float]:
     total = sum(count * _rdp(event) for event, count in items)
     value, order = rdp_privacy_accountant.compute_epsilon(_ORDERS, total, delta)
     return float(value), float(order)
@@ -185,7 +185,7 @@ SMALLEST_PLD_DELTA = 1e-11
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(items: tuple[tuple[Event, int], ...], delta: float) -> float | None:
+def _pld_epsilon(items: Items, delta: float) -> float | None:
     if delta < SMALLEST_PLD_DELTA:
         return None
     merged: list[tuple[float, float, int]] = []

@@ -39,7 +39,9 @@ class Adaptive:
         if not 0 < self.quantile < 1:
             raise UserError(f"adaptive clipping to quantile {self.quantile}: choose one between 0 and 1")
         if not self.rate > 0 or not self.count_noise > 0:
-            raise UserError("adaptive clipping needs rate > 0 and count_noise > 0 (a twentieth of the cohort is usual)")
+            raise UserError(
+                "adaptive clipping needs rate > 0 and count_noise > 0 (a twentieth of the cohort is usual)"
+            )
 
     def update_noise(self, noise: float) -> float:
         """z_Δ: the multiplier for the update, such that update and bits together cost `noise`."""

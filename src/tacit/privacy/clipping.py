@@ -52,7 +52,9 @@ class Clip:
         if not self.bound > 0:
             raise UserError(f"clip bound {self.bound} would erase every update; choose a number > 0")
 
-    def bind(self, sizes: Mapping[str, int], layout: Layout | None = None, bound: float | None = None) -> Bound:
+    def bind(
+        self, sizes: Mapping[str, int], layout: Layout | None = None, bound: float | None = None
+    ) -> Bound:
         """The rule for uploads of exactly these named sizes; `bound` overrides C (adaptive clipping).
 
         A vector as long as the model's shared part is divided into the layout's layers; any other is one layer.
