@@ -1,0 +1,115 @@
+"""Who has spent what: one odometer per client, and the worst of them, cheaply.
+
+At client level everyone pays for every round. At example level a client's records pay only for the rounds it took
+part in: its own participations × local steps, at its own rate B/n_i. What counts for the statement is the worst
+client. Computing ε for each of a million clients would take days, so clients with equal totals are one profile,
+profiles that another one dominates are dropped (ε grows with the rate, with the number of events and as the noise
+falls), and the rest is visited in the order of the cheap RDP bound until no other can be worse.
+
+>>> often, seldom = PoissonGaussian(rate=0.01, noise=1.0), PoissonGaussian(rate=0.1, noise=1.0)
+>>> meter = Odometer()
+>>> meter.add(often, 400, clients=[1, 2, 3])
+>>> meter.add(seldom, 10, clients=[4])
+>>> meter.worst(1e-5).profile
+((PoissonGaussian(rate=0.1, noise=1.0), 10),)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tacit.privacy.accounting import Epsilon, Event, PoissonGaussian, epsilon, exceeds, rdp_epsilon
+
+Profile = tuple[tuple[Event, int], ...]
+"""How often each event happened to a client: sorted, so that equal totals compare equal."""
+
+Expense = tuple[Event, int, Sequence[int] | None]
+"""An event, how often, and which clients pay for it (None: everyone)."""
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The client (or group of clients with equal totals) with the largest ε."""
+
+    epsilon: Epsilon
+    profile: Profile
+
+
+class Odometer:
+    """Totals per client, grouped by equal totals."""
+
+    def __init__(self) -> None:
+        self._everyone: Profile = ()
+        self._own: dict[int, Profile] = {}
+        self._holders: Counter[Profile] = Counter()
+
+    def add(self, event: Event, count: int, clients: Iterable[int] | None = None) -> None:
+        """Charge `count` events to `clients`, or to everyone."""
+        if clients is None:
+            self._everyone = _plus(self._everyone, event, count)
+            return
+        for client in clients:
+            before = self._own.get(client, ())
+            after = _plus(before, event, count)
+            self._own[client] = after
+            self._holders[after] += 1
+            if before:
+                self._holders[before] -= 1
+                if not self._holders[before]:
+                    del self._holders[before]
+
+    def worst(self, delta: float) -> Worst:
+        """The largest ε among the clients, and whose totals it comes from."""
+        candidates = self._candidates(self._everyone, self._holders)
+        # `Epsilon.value` is at most the RDP bound: once that is below the largest value, no other can be worse.
+        candidates.sort(key=lambda profile: rdp_epsilon(dict(profile), delta), reverse=True)
+        worst = Worst(epsilon(dict(candidates[0]), delta), candidates[0])
+        for profile in candidates[1:]:
+            if rdp_epsilon(dict(profile), delta) <= worst.epsilon.value:
+                break
+            found = epsilon(dict(profile), delta)
+            if found.value > worst.epsilon.value:
+                worst = Worst(found, profile)
+        return worst
+
+    def would_exceed(self, expenses: Sequence[Expense], budget: float, delta: float) -> bool:
+        """Whether some client's ε, with `expenses` added, is not proved to stay ≤ `budget`."""
+        everyone, changed = self._everyone, dict[int, Profile]()
+        for event, count, clients in expenses:
+            if clients is None:
+                everyone = _plus(everyone, event, count)
+            for client in clients or ():
+                changed[client] = _plus(changed.get(client, self._own.get(client, ())), event, count)
+        candidates = self._candidates(everyone, {*self._holders, *changed.values()})
+        return any(exceeds(dict(profile), budget, delta) for profile in candidates)
+
+    @staticmethod
+    def _candidates(everyone: Profile, own: Iterable[Profile]) -> list[Profile]:
+        profiles = {everyone} | {_merge(everyone, profile) for profile in own}
+        simple = [p for p in profiles if len(p) == 1 and isinstance(p[0][0], PoissonGaussian)]
+        mixed = [p for p in profiles - set(simple) if p]
+        return _undominated(simple) + mixed or [()]
+
+
+def _plus(profile: Profile, event: Event, count: int) -> Profile:
+    return _merge(profile, ((event, count),))
+
+
+def _merge(a: Profile, b: Profile) -> Profile:
+    totals: Counter[Event] = Counter(dict(a))
+    totals.update(dict(b))
+    return tuple(sorted(totals.items()))
+
+
+def _undominated(profiles: list[Profile]) -> list[Profile]:
+    """Profiles of one kind of event that no other beats in rate, noise and number at once."""
+    kept: list[tuple[float, float, int]] = []
+    result = []
+    for profile in sorted(profiles, key=lambda p: (-p[0][0].rate, p[0][0].noise, -p[0][1])):
+        (event, count), *_ = profile
+        if not any(noise <= event.noise and more >= count for _, noise, more in kept):
+            kept.append((event.rate, event.noise, count))
+            result.append(profile)
+    return result
