@@ -1,0 +1,123 @@
+"""The server's optimizer: the clients' average update, taken as a gradient (Reddi et al., 2021).
+
+The average Δ̄ points the way the clients went, so its negative plays the gradient's part. Plain SGD at rate
+1 then is federated averaging, θ + Δ̄, to the last bit. Each parameter tensor is a parameter of the optimizer,
+so LAMB and LARS see layers; all of them are views of one vector, so everyone else sees `theta`.
+
+>>> import torch
+>>> layout = Layout.of(torch.nn.Linear(2, 1))
+>>> server = ServerOptimizer("sgd", torch.zeros(3), layout, lr=1.0)
+>>> server.step(torch.tensor([1.0, 2.0, 3.0]))
+>>> server.theta
+tensor([1., 2., 3.])
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tacit.errors import UserError
+from tacit.optimizers.lamb import Lamb
+from tacit.optimizers.lars import Lars
+from tacit.vector import Layout
+
+Scalar = float | int
+
+# LBFGS asks for losses and SparseAdam for sparse gradients; a server has neither.
+_TORCH = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type)
+    and issubclass(kind, Optimizer)
+    and name not in ("Optimizer", "LBFGS", "SparseAdam")
+}
+OPTIMIZERS: dict[str, type[Optimizer]] = dict(sorted({**_TORCH, "lamb": Lamb, "lars": Lars}.items()))
+"""Every server optimizer by name, in lower case."""
+
+# What the server decides itself: its parameters, the rate, the direction; and torch's switches for GPUs.
+_OURS = {"self", "params", "lr", "maximize", "foreach", "fused", "capturable", "differentiable"}
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options of a server optimizer and their defaults."""
+    parameters = inspect.signature(_kind(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.name not in _OURS}
+
+
+class ServerOptimizer:
+    """An optimizer over the shared vector."""
+
+    theta: Tensor
+    """The live vector, updated in place by `step`; writing to it moves the model."""
+
+    def __init__(self, name: str, theta: Tensor, layout: Layout, lr: float, **given: Any) -> None:
+        """Start from a copy of `theta`, the shared vector; a bad name or option is a `UserError`."""
+        kind, known = _kind(name), options(name)
+        for option in given:
+            if option not in known:
+                takes = ", ".join(f"{k}={v!r}" for k, v in known.items())
+                raise UserError(
+                    f"server optimizer {name!r} has no option {option!r}; its options are: {takes}"
+                )
+        self.theta = theta.detach().clone(memory_format=torch.contiguous_format)
+        self._segments = layout.shared_segments
+        self._lr = lr
+        self._parameters = [nn.Parameter(view, requires_grad=False) for _, view in layout.views(self.theta)]
+        build: Any = kind
+        try:
+            self._optimizer: Optimizer = build(self._parameters, lr=lr, **given)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"server optimizer {name!r} refuses its settings: {error}") from error
+
+    def step(self, delta: Tensor, lr_factor: float = 1.0) -> None:
+        """Move along `delta`, the average update, at `lr_factor` times the base rate."""
+        gradient = delta.neg()
+        for segment, parameter in zip(self._segments, self._parameters, strict=True):
+            parameter.grad = gradient[segment.slice].view(segment.shape)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._lr * lr_factor
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)  # gives the gradient's memory back until the next round
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
+        """What `load` needs beside `theta`, by parameter and name (`"0.exp_avg"`): tensors and plain numbers.
+
+        The tensors are live; write them out before the next step.
+        """
+        tensors: dict[str, Tensor] = {}
+        scalars: dict[str, Scalar] = {}
+        for i, parameter in enumerate(self._parameters):
+            for name, value in self._optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{i}.{name}"] = value
+                elif value is not None:
+                    scalars[f"{i}.{name}"] = value
+        return tensors, scalars
+
+    def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Scalar]) -> None:
+        """Continue bit for bit where `state` was taken; `theta` is restored by its owner."""
+        states: list[dict[str, Tensor | Scalar]] = [{} for _ in self._parameters]
+        for key, value in {**tensors, **scalars}.items():
+            index, _, name = key.partition(".")
+            if not index.isdigit() or int(index) >= len(states):
+                raise ValueError(f"optimizer state {key!r} belongs to another model")
+            states[int(index)][name] = value.clone() if isinstance(value, Tensor) else value
+        for parameter, state in zip(self._parameters, states, strict=True):
+            # Not load_state_dict, which casts every tensor to the parameter's type.
+            self._optimizer.state[parameter] = state
+
+
+def _kind(name: str) -> type[Optimizer]:
+    kind = OPTIMIZERS.get(name.lower())
+    if kind is None:
+        near = get_close_matches(name.lower(), OPTIMIZERS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"unknown server optimizer {name!r}; {hint}(known: {', '.join(OPTIMIZERS)})")
+    return kind
