@@ -1,0 +1,219 @@
+"""Σ_j clip_C(g_j) for a batch, by book-keeping.
+
+One forward pass and one backward pass for the gradients of layer outputs; per-record norms from those,
+each layer by the cheaper route for its shapes; one weighted product per layer for the sum. Neither a second
+backward pass nor, for large layers, a per-record gradient is ever made.
+
+>>> import torch
+>>> from torch import nn
+>>> model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+>>> clipped = ClippedGradient(model)
+>>> batch = {"x": torch.randn(5, 3), "y": torch.randn(5, 1)}
+>>> def squared_errors(model, batch):
+...     return (model(batch["x"]) - batch["y"]).square().sum(1)
+>>> result = clipped(batch, squared_errors, 0.1)
+>>> result.norms.shape, clipped.flat.grad.shape
+(torch.Size([5]), torch.Size([41]))
+>>> bool(clipped.flat.grad.norm() <= 5 * 0.1)
+True
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import UserError
+from tacit.gradients.fallback import record_gradients
+from tacit.gradients.plain import Batch, Losses, batch_size
+from tacit.gradients.records import Explicit, PerRecord
+from tacit.gradients.rules import RULES
+from tacit.gradients.survey import Survey, refuse_mixing_modules, survey
+from tacit.gradients.tape import Tape, Unsupported
+from tacit.vector import Flat
+
+log = logging.getLogger(__name__)
+
+Group = tuple[Sequence[slice] | Sequence[int], float]
+"""Segments of the layout, by their slices or their indices, and the bound on their joint norm."""
+Bound = float | Sequence[Group]
+"""C for all coordinates together, or one C for each group; groups cover every segment once."""
+
+MEMORY = 256 * 2**20
+"""Bytes that a part of a batch may take when the size of the parts is not given."""
+
+
+@dataclass(frozen=True)
+class ClippedResult:
+    """What is known after a clipped gradient: private, like the records themselves."""
+
+    norms: Tensor
+    """Each record's gradient norm before clipping: [B], or [B, groups]."""
+    loss_sum: Tensor
+    """Sum of the losses of the records that took part."""
+    dropped: int
+    """Records whose gradient was not finite; they contribute zero."""
+
+
+class ClippedGradient:
+    """Clipped gradients of one model; a model that mixes records is refused, here or at first use."""
+
+    flat: Flat
+
+    def __init__(
+        self, model: Flat | nn.Module, micro_batch: int | None = None, precondition: Tensor | None = None
+    ) -> None:
+        """`micro_batch`: records at a time; by default as many as fit in a fixed amount of memory.
+
+        `precondition` p: clip g_j ⊙ p instead of g_j, at the cost of every layer's explicit gradients.
+        """
+        if micro_batch is not None and micro_batch < 1:
+            raise UserError(f"micro_batch is {micro_batch}; it counts records, so give 1 or more")
+        self.flat = model if isinstance(model, Flat) else Flat(model)
+        refuse_mixing_modules(self.flat.module)
+        self._micro_batch = micro_batch
+        self._precondition = precondition
+        parameters = dict(self.flat.module.named_parameters())
+        self._parameters = {s.name: parameters[s.name] for s in self.flat.layout.segments}
+        self._surveys: dict[object, Survey] = {}
+        self._told = False
+
+    def __call__(self, batch: Batch, losses: Losses, bound: Bound) -> ClippedResult:
+        """Fill `flat.grad` with Σ_j clip(g_j), g_j the gradient of record j's loss.
+
+        A record's share has norm at most C, or at most C_g in each group. The sum does not depend on the
+        size of the parts, nor on which records share a batch.
+        """
+        groups, bounds = _groups(self.flat, bound)
+        size = batch_size(batch)
+        self.flat.grad.zero_()
+        exact = self.flat.grad.dtype in (torch.float32, torch.float64)
+        total = self.flat.grad if exact else self.flat.grad.float()
+        norms, loss_sum, dropped = [total.new_zeros(0, len(bounds))], total.new_zeros(()), 0
+        for part, slow in self._parts(batch, size, losses):
+            forms, values = self._per_record(part, losses, slow)
+            with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
+                part_norms = _norms(forms, groups, len(values), total.new_zeros(len(values), len(bounds)))
+                kept = part_norms.isfinite().all(1)
+                factors = (bounds.to(part_norms) / part_norms).clamp(max=1.0)
+                if not bool(kept.all()):
+                    factors = torch.where(kept.unsqueeze(1), factors, 0.0)
+                    values = torch.where(kept, values, 0.0)
+                    forms = [None if f is None else (f[0].keep(kept), f[1]) for f in forms]
+                    dropped += int((~kept).sum())
+                factors = factors.t().contiguous()
+                for segment, group, form in zip(self.flat.layout.segments, groups, forms, strict=True):
+                    if form is not None:
+                        form[0].add_weighted(factors[group], total[segment.slice].view(segment.shape))
+            norms.append(part_norms)
+            loss_sum = loss_sum + values.sum()
+        if total is not self.flat.grad:
+            self.flat.grad.copy_(total)
+        all_norms = torch.cat(norms)
+        return ClippedResult(
+            all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
+        )
+
+    def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, bool]]:
+        """Slices of the batch, and whether they must take the slow road.
+
+        The cut depends on the model and the shapes alone, never on what was computed before.
+        """
+        found = self._survey(batch, losses) if size > 1 else None
+        micro = self._micro_batch
+        if micro is None:
+            micro = max(1, size) if found is None else max(1, MEMORY // max(1, found.bytes_per_record))
+        slow = found is not None and found.obstacle is not None
+        parts = -(-size // micro)
+        for i in range(parts):  # of nearly equal sizes
+            start, stop = size * i // parts, size * (i + 1) // parts
+            yield {name: tensor[start:stop] for name, tensor in batch.items()}, slow
+
+    def _survey(self, batch: Batch, losses: Losses) -> Survey:
+        module = self.flat.module
+        shapes = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in batch.items())
+        key = (shapes, module.training, torch.is_autocast_enabled("cpu"))
+        if key not in self._surveys:
+            pair = {name: tensor[:2] for name, tensor in batch.items()}
+            self._surveys[key] = survey(module, self._parameters, pair, losses, RULES)
+        return self._surveys[key]
+
+    def _per_record(
+        self, batch: Batch, losses: Losses, slow: bool
+    ) -> tuple[list[tuple[PerRecord, Tensor] | None], Tensor]:
+        """Each segment's per-record gradients with their squared norms, and the losses."""
+        size = batch_size(batch)
+        if not slow:
+            try:
+                tape = Tape(self._parameters, batch, RULES)
+                with tape:
+                    values = losses(self.flat.module, batch)
+                if values.shape != (size,):
+                    raise UserError(
+                        f"losses returned shape {tuple(values.shape)} for {size} records; return one each"
+                    )
+                with torch.autocast(values.device.type, enabled=False):
+                    return self._preconditioned(tape.backward(values)), values.detach()
+            except Unsupported as obstacle:
+                self._tell(obstacle)
+        else:
+            self._tell(next(s.obstacle for s in self._surveys.values() if s.obstacle))
+        grads, values = record_gradients(self.flat.module, self._parameters, batch, losses)
+        explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
+        return self._preconditioned([(form, form.squares()) for form in explicit]), values
+
+    def _preconditioned(
+        self, forms: list[tuple[PerRecord, Tensor] | None]
+    ) -> list[tuple[PerRecord, Tensor] | None]:
+        if self._precondition is None:
+            return forms
+        scaled: list[tuple[PerRecord, Tensor] | None] = []
+        for segment, form in zip(self.flat.layout.segments, forms, strict=True):
+            if form is None:
+                scaled.append(None)
+                continue
+            scale = self._precondition[segment.slice].view(segment.shape)
+            explicit = Explicit(form[0].explicit() * scale)
+            scaled.append((explicit, explicit.squares()))
+        return scaled
+
+    def _tell(self, obstacle: object) -> None:
+        if not self._told:
+            log.warning("clipped gradients take the slow road (torch.func): no rule for %s", obstacle)
+            self._told = True
+
+
+def _groups(flat: Flat, bound: Bound) -> tuple[list[int], Tensor]:
+    """Each segment's group, and each group's bound."""
+    segments = flat.layout.segments
+    if isinstance(bound, (int, float)):
+        groups, bounds = [0] * len(segments), [float(bound)]
+    else:
+        offsets = {s.offset: i for i, s in enumerate(segments)}
+        groups, bounds = [-1] * len(segments), [float(c) for _, c in bound]
+        for g, (members, _) in enumerate(bound):
+            for member in members:
+                i = offsets.get(member.start, -1) if isinstance(member, slice) else member
+                if i < 0 or (isinstance(member, slice) and segments[i].slice != member) or groups[i] >= 0:
+                    raise ValueError(f"group {g}: {member} is not a whole segment, or is in two groups")
+                groups[i] = g
+        if -1 in groups:
+            raise ValueError(f"no group bounds {segments[groups.index(-1)].name}; cover every segment")
+    if not all(0 < c <= inf for c in bounds):
+        raise ValueError(f"a clipping bound is a positive number, got {bounds}")
+    return groups, torch.tensor(bounds, dtype=torch.float64)
+
+
+def _norms(
+    forms: Sequence[tuple[PerRecord, Tensor] | None], groups: Sequence[int], size: int, squares: Tensor
+) -> Tensor:
+    """Per-record norms of each group: [B, groups]."""
+    for group, form in zip(groups, forms, strict=True):
+        if form is not None:
+            squares[:, group] += form[1]
+    return squares.sqrt_()

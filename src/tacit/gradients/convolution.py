@@ -1,0 +1,193 @@
+"""Convolutions: a grouped convolution for early layers, Gram matrices of pixels for late ones.
+
+Early layers have many pixels and few weights. Their per-record weight gradients come out of one *grouped*
+convolution (the records side by side as groups), which the CPU kernels compute as fast as the usual sum
+over records. Late layers have few pixels and many weights: there ‖g_j‖² = Σ_{t,s} (u_t · u_s)(y_t · y_s)
+over pairs of output pixels, with u_t the patch under pixel t. Patches never need to be copied out: the
+product of two patches is a sum over the kernel of products of single pixels, so one Gram matrix of the
+*input pixels*, shifted and added, gives it with kernel-size times fewer multiplications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tacit.gradients.records import Explicit, PerRecord, in_full, zero_outside
+from tacit.gradients.tape import Tape, Unsupported
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a kernel walks over an image."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def weight_grad(self, x: Tensor, grad: Tensor, weight: Tensor, groups: int) -> Tensor:
+        """The usual gradient of the weight, summed over the first dimension."""
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            grad,
+            x,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            (0, 0),
+            groups,
+            [False, True, False],
+        )
+        return found[1]
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Per-record gradients of a convolution's weight, kept as its input and its output's gradient."""
+
+    x: Tensor
+    grad: Tensor
+    geometry: Geometry
+
+    def squares(self) -> Tensor:
+        return (self._patch_gram() * _gram(self.grad, self.geometry.groups)).flatten(1).sum(1).clamp_min(0.0)
+
+    def _patch_gram(self) -> Tensor:
+        """Products of all pairs of patches: [B, groups, H, W, H, W] over output pixels."""
+        g = self.geometry
+        height, width = self.grad.shape[2:]
+        (top, left), (down, right), (step_y, step_x) = g.padding, g.stride, g.dilation
+        pixels = F.pad(_gram(self.x, g.groups), (left, left, top, top) * 2)
+        total = pixels.new_zeros(*pixels.shape[:2], height, width, height, width)
+        for y in range(g.kernel[0]):
+            rows = slice(y * step_y, y * step_y + (height - 1) * down + 1, down)
+            for x in range(g.kernel[1]):
+                columns = slice(x * step_x, x * step_x + (width - 1) * right + 1, right)
+                total += pixels[:, :, rows, columns, rows, columns]
+        return total
+
+    def add_weighted(self, factors: Tensor, out: Tensor) -> None:
+        weighted = self.grad * factors.view(-1, 1, 1, 1)
+        shape = (self.grad.shape[1], self.x.shape[1] // self.geometry.groups, *self.geometry.kernel)
+        empty = out.view(shape)
+        out += self.geometry.weight_grad(self.x, weighted, empty, self.geometry.groups).view_as(out)
+
+    def explicit(self) -> Tensor:
+        return per_record_weights(self.x, self.grad, self.geometry)
+
+    def keep(self, mask: Tensor) -> Patches:
+        return Patches(zero_outside(mask, self.x), zero_outside(mask, self.grad), self.geometry)
+
+    @property
+    def bytes(self) -> int:
+        return (self.x.numel() + self.grad.numel()) * self.x.element_size()
+
+
+def _gram(images: Tensor, groups: int) -> Tensor:
+    """[B, C, H, W] → products of all pairs of pixels, [B, groups, H, W, H, W]."""
+    b, c, h, w = images.shape
+    flat = images.reshape(b * groups, c // groups, h * w)
+    return torch.bmm(flat.transpose(1, 2), flat).view(b, groups, h, w, h, w)
+
+
+def per_record_weights(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+    """[B, *weight.shape], by a convolution whose groups are the records'."""
+    b, c_in, c_out = x.shape[0], x.shape[1], grad.shape[1]
+    shape = (b * c_out, c_in // geometry.groups, *geometry.kernel)
+    found = geometry.weight_grad(
+        x.reshape(1, b * c_in, *x.shape[2:]),
+        grad.reshape(1, b * c_out, *grad.shape[2:]),
+        x.new_empty(1).expand(shape),
+        b * geometry.groups,
+    )
+    return found.view(b, c_out, *shape[1:])
+
+
+def convolution(
+    tape: Tape,
+    func: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    """The rule for one and two dimensions; a signal is an image of one row."""
+    dims = weight.dim() - 2
+    if x.dim() != dims + 2 or x.shape[0] % tape.records:
+        raise Unsupported(f"a convolution on shape {tuple(x.shape)}")
+    stride, dilation = _each(stride, dims), _each(dilation, dims)
+    if isinstance(padding, str):
+        x, padding = _pad_by_name(x, padding, tuple(weight.shape[2:]), dilation)
+    padding = _each(padding, dims)
+    geometry = Geometry(
+        _two(weight.shape[2:], 1), _two(stride, 1), _two(padding, 0), _two(dilation, 1), groups
+    )
+    y = func(x, weight.detach(), None if bias is None else bias.detach(), stride, padding, dilation, groups)
+
+    def grads(grad: Tensor, x: Tensor) -> Sequence[PerRecord | None]:
+        grad, x = in_full(grad), in_full(x)
+        if dims == 1:
+            grad, x = grad.unsqueeze(2), x.unsqueeze(2)
+        return (
+            _weight_form(x, grad, geometry, tape.records, tuple(weight.shape))
+            if tape.owned(weight)
+            else None,
+            Explicit(tape.per_record(grad.sum((2, 3))).sum(1)) if tape.owned(bias) else None,
+        )
+
+    return tape.watch(y, (weight, bias), (x,), grads)
+
+
+def _weight_form(
+    x: Tensor, grad: Tensor, geometry: Geometry, records: int, shape: tuple[int, ...]
+) -> PerRecord:
+    """The cheaper form for these shapes."""
+    pixels, outputs = x[0, 0].numel(), grad[0, 0].numel()
+    gram = pixels**2 * x.shape[1] + outputs**2 * (
+        grad.shape[1] + SHIFT * geometry.groups * prod(geometry.kernel)
+    )
+    if x.shape[0] == records and gram < TRAFFIC * prod(shape):
+        return Patches(x, grad, geometry)
+    weights = per_record_weights(x, grad, geometry)
+    return Explicit(
+        weights.view(records, -1, *shape).sum(1) if x.shape[0] > records else weights.view(records, *shape)
+    )
+
+
+SHIFT = 8
+"""Multiplications of a matrix product that take as long as one number of a shifted addition (measured)."""
+TRAFFIC = 60
+"""Multiplications that take as long as writing and twice reading one explicit number (measured)."""
+
+
+def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return numbers * dims if len(numbers) == 1 else numbers
+
+
+def _two(numbers: Sequence[int], missing: int) -> tuple[int, int]:
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (missing, numbers[0])
+
+
+def _pad_by_name(
+    x: Tensor, name: str, kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Padding by name, as numbers; where "same" is uneven the odd pixel is added by hand, as in torch."""
+    if name == "valid":
+        return x, (0,) * len(kernel)
+    totals = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    odd = [extra for total in reversed(totals) for extra in (0, total % 2)]
+    return (F.pad(x, odd) if any(odd) else x), tuple(total // 2 for total in totals)

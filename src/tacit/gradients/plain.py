@@ -1,0 +1,49 @@
+"""Plain gradients, and the two types every gradient here is made from.
+
+A *batch* is a dict of tensors whose first dimension counts records; *losses* is any function that maps a
+module and a batch to one loss per record. The task owns it, so this room never sees labels or logits.
+
+>>> import torch
+>>> flat = Flat(torch.nn.Linear(2, 1, bias=False))
+>>> _ = flat.values.fill_(1.0)
+>>> batch = {"x": torch.tensor([[1.0, 0.0], [0.0, 2.0]])}
+>>> plain_gradient(flat, batch, lambda module, b: module(b["x"]).flatten()).item()
+1.5
+>>> flat.grad
+tensor([0.5000, 1.0000])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from tacit.vector import Flat
+
+Batch = dict[str, Tensor]
+"""Named tensors whose first dimension counts the records."""
+
+Losses = Callable[[nn.Module, Batch], Tensor]
+"""One loss per record, shape [B]. Record j's loss may depend on record j alone."""
+
+
+def batch_size(batch: Batch) -> int:
+    """How many records `batch` holds; all its tensors must agree."""
+    sizes = {name: len(tensor) for name, tensor in batch.items()}
+    if len(set(sizes.values())) != 1:
+        raise ValueError(f"a batch is tensors of one length, got {sizes or 'no tensors'}")
+    return next(iter(sizes.values()))
+
+
+def plain_gradient(flat: Flat, batch: Batch, losses: Losses) -> Tensor:
+    """Fill `flat.grad` with the gradient of the mean loss; return that mean, detached.
+
+    An empty batch has gradient zero and loss zero.
+    """
+    flat.grad.zero_()
+    if batch_size(batch) == 0:
+        return flat.grad.new_zeros(())
+    loss = losses(flat.module, batch).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()

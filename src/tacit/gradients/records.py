@@ -1,0 +1,171 @@
+"""Three forms of a parameter's per-record gradients, each as small as the layer allows.
+
+A layer hands over one of these as soon as the backward pass reaches it. All three answer the same three
+questions: the squared norm for each record, the sum weighted by clip factors, and (when a parameter is
+used several times) the gradients themselves. Only `Explicit` holds B × parameters numbers.
+
+>>> import torch
+>>> left, right = torch.randn(3, 5, 4), torch.randn(3, 5, 2)        # 3 records of 5 tokens, weight 4 × 2
+>>> gram = Outer(left, right)
+>>> torch.allclose(gram.squares(), Explicit(gram.explicit()).squares(), rtol=1e-4)
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class PerRecord(Protocol):
+    """The gradients g_1 … g_B of one parameter."""
+
+    def squares(self) -> Tensor:
+        """‖g_j‖² for each record, shape [B], at least float32."""
+
+    def add_weighted(self, factors: Tensor, out: Tensor) -> None:
+        """out += Σ_j factors[j]·g_j, in place."""
+
+    def explicit(self) -> Tensor:
+        """The gradients themselves, shape [B, *parameter.shape]."""
+
+    def keep(self, mask: Tensor) -> PerRecord:
+        """The same gradients with those of records outside `mask` set to zero, whatever they were."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory held until the weighted sum."""
+
+
+def in_full(tensor: Tensor) -> Tensor:
+    """Half precision is for the model's own products; norms and sums are taken in float32."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def zero_outside(mask: Tensor, tensor: Tensor) -> Tensor:
+    """`where`, not a product: 0 · nan is nan."""
+    return torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), tensor, tensor.new_zeros(()))
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """The per-record gradients in memory: for small parameters, and for those used more than once."""
+
+    grads: Tensor
+
+    def squares(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self._matrix, dim=1)
+        return norms.square()
+
+    def add_weighted(self, factors: Tensor, out: Tensor) -> None:
+        out.view(-1).addmv_(self._matrix.t(), factors)
+
+    @property
+    def _matrix(self) -> Tensor:
+        return self.grads.reshape(len(self.grads), -1)
+
+    def explicit(self) -> Tensor:
+        return self.grads
+
+    def keep(self, mask: Tensor) -> Explicit:
+        return Explicit(zero_outside(mask, self.grads))
+
+    @property
+    def bytes(self) -> int:
+        return self.grads.numel() * self.grads.element_size()
+
+
+@dataclass(frozen=True)
+class Outer:
+    """g_j = Σ_t left[j, t] ⊗ right[j, t], never multiplied out: every linear map's gradient is of this form.
+
+    ‖g_j‖² = Σ_{t,s} (left_t · left_s)(right_t · right_s) needs only two T × T Gram matrices.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def squares(self) -> Tensor:
+        if self.left.shape[1] == 1:
+            return self.left.square().sum((1, 2)) * self.right.square().sum((1, 2))
+        grams = [torch.bmm(side, side.transpose(1, 2)).flatten(1) for side in (self.left, self.right)]
+        # Rounding may leave a tiny negative number where the exact value is zero.
+        return torch.bmm(grams[0].unsqueeze(1), grams[1].unsqueeze(2)).flatten().clamp_min(0.0)
+
+    def add_weighted(self, factors: Tensor, out: Tensor) -> None:
+        left, right = self.left, self.right
+        # Scale the narrower side: less to copy.
+        if left.shape[2] <= right.shape[2]:
+            left = left * factors.view(-1, 1, 1)
+        else:
+            right = right * factors.view(-1, 1, 1)
+        out.addmm_(left.flatten(0, 1).t(), right.flatten(0, 1))
+
+    def explicit(self) -> Tensor:
+        return torch.bmm(self.left.transpose(1, 2), self.right)
+
+    def keep(self, mask: Tensor) -> Outer:
+        return Outer(zero_outside(mask, self.left), zero_outside(mask, self.right))
+
+    @property
+    def bytes(self) -> int:
+        return (self.left.numel() + self.right.numel()) * self.left.element_size()
+
+
+def outer(left: Tensor, right: Tensor) -> Outer | Explicit:
+    """Σ_t left_t ⊗ right_t for each record, in the cheaper form for these shapes."""
+    left, right = in_full(left), in_full(right)
+    tokens, m, n = left.shape[1], left.shape[2], right.shape[2]
+    form = Outer(left, right)
+    # Gram matrices cost extra products; the explicit form replaces the weighted product, and costs
+    # three passes over m·n numbers, each worth about `TRAFFIC` multiplications.
+    return Explicit(form.explicit()) if TRAFFIC * m * n < tokens * tokens * (m + n) else form
+
+
+TRAFFIC = 60
+"""Multiplications a core does while it writes one number and reads it twice (measured, within a factor 2)."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Gradients that touch few rows of a table: row `index[i]` of record `record[i]` has `values[i]`."""
+
+    record: Tensor
+    index: Tensor
+    values: Tensor
+    shape: tuple[int, ...]
+    records: int
+
+    @staticmethod
+    def gather(index: Tensor, grads: Tensor, shape: tuple[int, ...]) -> Rows:
+        """Lookups `index` [B, T] with output gradients [B, T, d]; a row looked up twice gets the sum."""
+        records = index.shape[0]
+        offsets = torch.arange(records, device=index.device).mul(shape[0]).unsqueeze(1)
+        keys, places = torch.unique(index + offsets, return_inverse=True)
+        grads = in_full(grads)
+        values = grads.new_zeros(len(keys), grads.shape[-1])
+        values.index_add_(0, places.flatten(), grads.flatten(0, 1))
+        return Rows(keys // shape[0], keys % shape[0], values, shape, records)
+
+    def squares(self) -> Tensor:
+        return self.values.new_zeros(self.records).index_add_(0, self.record, self.values.square().sum(1))
+
+    def add_weighted(self, factors: Tensor, out: Tensor) -> None:
+        out.index_add_(0, self.index, self.values * factors[self.record].unsqueeze(1))
+
+    def explicit(self) -> Tensor:
+        grads = self.values.new_zeros(self.records, *self.shape)
+        grads[self.record, self.index] = self.values
+        return grads
+
+    def keep(self, mask: Tensor) -> Rows:
+        kept = mask[self.record]
+        return Rows(self.record[kept], self.index[kept], self.values[kept], self.shape, self.records)
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.values.shape) * self.values.element_size()

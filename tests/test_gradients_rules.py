@@ -1,0 +1,247 @@
+"""Each rule of the clipped gradients against a loop over records, over random shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradients_reference import assert_exact, squared_outputs
+
+sizes = st.integers(1, 6)
+batches = st.integers(1, 5)
+seeds = st.integers(0, 10**6)
+few = settings(max_examples=40, deadline=None)
+
+
+def x(*shape: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(*shape, dtype=torch.float64)}
+
+
+def check(model: nn.Module, batch: dict[str, Tensor]) -> None:
+    assert_exact(model.double(), batch, squared_outputs())
+
+
+@few
+@given(batches, st.lists(sizes, max_size=3), sizes, st.integers(1, 40), st.booleans(), seeds)
+def test_linear_with_any_leading_dimensions(b, leading, d_in, d_out, bias, seed):
+    torch.manual_seed(seed)
+    check(nn.Sequential(nn.Linear(d_in, d_out, bias), nn.Linear(d_out, 3, bias)), x(b, *leading, d_in))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 200])
+def test_linear_by_both_routes(tokens):
+    check(nn.Linear(6, 5), x(4, tokens, 6))
+
+
+@few
+@given(st.data(), batches, st.sampled_from([1, 2, 3]), sizes, sizes, seeds)
+def test_conv2d(data, b, groups, c_in, c_out, seed):
+    torch.manual_seed(seed)
+    kernel = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    dilation = data.draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    conv = nn.Conv2d(
+        c_in * groups,
+        c_out * groups,
+        kernel,
+        stride=data.draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        padding=data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2))),
+        dilation=dilation,
+        groups=groups,
+        bias=data.draw(st.booleans()),
+    )
+    height, width = data.draw(st.tuples(st.integers(5, 9), st.integers(5, 9)))
+    # A second convolution, so that the gradient at the first one is dense.
+    check(nn.Sequential(conv, nn.Conv2d(c_out * groups, 2, 1)), x(b, c_in * groups, height, width))
+
+
+@few
+@given(
+    batches,
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(1, 2),
+    st.sampled_from([1, 2]),
+    seeds,
+)
+def test_conv1d(b, kernel, stride, padding, dilation, groups, seed):
+    torch.manual_seed(seed)
+    conv = nn.Conv1d(4, 6, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    check(nn.Sequential(conv, nn.GELU(), nn.Conv1d(6, 2, 1)), x(b, 4, 11))
+
+
+@pytest.mark.parametrize("channels,pixels", [(2, 16), (48, 4), (48, 16)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolution_by_both_routes(channels, pixels, groups):
+    """Few pixels and many channels go by Gram matrices; the other way round, explicitly."""
+    conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1, groups=groups)
+    check(
+        nn.Sequential(conv, nn.ReLU(inplace=True), nn.Conv2d(channels, 2, 1)), x(3, channels, pixels, pixels)
+    )
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 4)])
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect"])
+def test_convolution_with_padding_by_name(padding, kernel, mode):
+    check(nn.Conv2d(3, 4, kernel, padding=padding, padding_mode=mode), x(3, 3, 7, 8))
+
+
+@few
+@given(batches, st.integers(1, 30), st.booleans(), seeds)
+def test_embedding_with_repeated_tokens_and_padding(b, tokens, padding, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(7, 4, padding_idx=-6 if padding else None), nn.Linear(4, 3))
+    assert_exact(model.double(), {"x": torch.randint(0, 7, (b, tokens))}, squared_outputs())
+
+
+def test_embedding_of_one_index_per_record():
+    assert_exact(nn.Embedding(5, 3).double(), {"x": torch.tensor([0, 3, 3, 1])}, squared_outputs())
+
+
+@few
+@given(batches, st.lists(sizes, max_size=2), st.booleans(), st.booleans(), seeds)
+def test_layer_norm(b, leading, bias, two, seed):
+    torch.manual_seed(seed)
+    shape = (3, 5) if two else (5,)
+    norm = nn.LayerNorm(shape, bias=bias)
+    nn.init.normal_(norm.weight)
+    check(nn.Sequential(nn.Linear(5, 5), norm), x(b, *leading, *shape))
+
+
+@few
+@given(batches, st.sampled_from([1, 2, 3, 6]), st.lists(st.integers(2, 5), min_size=1, max_size=3), seeds)
+def test_group_norm(b, groups, space, seed):
+    torch.manual_seed(seed)
+    norm = nn.GroupNorm(groups, 6)
+    nn.init.normal_(norm.weight)
+    check(nn.Sequential(norm, nn.Tanh(), nn.GroupNorm(2, 6)), x(b, 6, *space))
+
+
+@few
+@given(batches, st.lists(sizes, max_size=2), seeds)
+def test_rms_norm(b, leading, seed):
+    torch.manual_seed(seed)
+    check(nn.Sequential(nn.Linear(4, 5), nn.RMSNorm(5), nn.Linear(5, 2)), x(b, *leading, 4))
+
+
+class Bare(nn.Module):
+    """Parameters held by a module itself, in the ways that models use them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+        self.positions = nn.Parameter(torch.randn(1, 5, 6))
+        self.scale = nn.Parameter(torch.randn(6))
+        self.matrix = nn.Parameter(torch.randn(6, 4))
+        self.table = nn.Parameter(torch.randn(9, 2))
+        self.gain = nn.Parameter(torch.randn(()))
+        self.register_buffer("index", torch.arange(25).view(5, 5) % 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat((self.token.expand(len(x), -1, -1), x), 1) + self.positions
+        x = self.scale * x / (1 + self.gain.square())
+        heads = (x @ self.matrix).view(len(x), 5, 2, 2).transpose(1, 2)
+        bias = self.table[self.index].permute(2, 0, 1).unsqueeze(0)
+        scores = heads @ heads.transpose(-1, -2) + bias
+        out = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias)
+        x = scores.softmax(-1) @ heads - out
+        x += self.gain
+        return x
+
+
+@pytest.mark.parametrize("b", [1, 2, 5])
+def test_bare_parameters(b):
+    check(Bare(), x(b, 4, 6))
+
+
+class Positions(nn.Module):
+    """Position embeddings as GPT-2 looks them up: once, for all records."""
+
+    def __init__(self, expand: bool) -> None:
+        super().__init__()
+        self.tokens, self.positions, self.expand = nn.Embedding(7, 4), nn.Embedding(6, 4), expand
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1]).unsqueeze(0)
+        return self.tokens(ids) * self.positions(places.expand(len(ids), -1) if self.expand else places)
+
+
+@pytest.mark.parametrize("b", [1, 2, 6])
+@pytest.mark.parametrize("expand", [False, True])
+def test_positions_that_know_no_records(b, expand):
+    assert_exact(Positions(expand).double(), {"x": torch.randint(0, 7, (b, 6))}, squared_outputs())
+
+
+class Tied(nn.Module):
+    """One table for the tokens and the output; one layer called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.twice = nn.Embedding(7, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.twice(self.twice(self.tokens(ids)).tanh()))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 50])
+def test_tied_weights_and_a_module_called_twice(tokens):
+    assert_exact(Tied().double(), {"x": torch.randint(0, 7, (4, tokens))}, squared_outputs())
+
+
+def test_convolution_called_twice():
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    check(nn.Sequential(conv, nn.Tanh(), conv), x(3, 3, 5, 5))
+
+
+def test_frames_of_a_record_share_a_convolution():
+    class Video(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3)
+
+        def forward(self, frames: Tensor) -> Tensor:
+            return self.norm(self.conv(frames.flatten(0, 1)))
+
+    check(Video(), x(3, 4, 2, 5, 5))
+
+
+def test_weight_norm_reaches_its_two_parameters():
+    check(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), x(3, 5, 4))
+
+
+def test_residual_and_in_place_functions():
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x).relu_()
+            y = y + 0
+            y += self.second(y.clone())
+            return y
+
+    check(Block(), x(3, 4))
+
+
+def test_input_changed_in_place_after_use_is_an_error():
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + 0
+            y = self.layer(x)
+            x.mul_(2)
+            return y
+
+    with pytest.raises(RuntimeError, match=r"in ?place"):
+        check(Wrong(), x(3, 4))
