@@ -1,0 +1,34 @@
+"""tacit: differentially private federated learning for large models.
+
+The names below are imported when first used, so that a command which needs no network starts at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit.algorithms import Algorithm
+    from tacit.api import load, resume, run
+    from tacit.data import ArrayRecords, Dataset
+    from tacit.errors import UserError
+    from tacit.federation import Result
+
+__version__ = "0.1.0"
+__all__ = ["Algorithm", "ArrayRecords", "Dataset", "Result", "UserError", "load", "resume", "run"]
+
+_HOME = {
+    "Algorithm": "tacit.algorithms",
+    "ArrayRecords": "tacit.data",
+    "Dataset": "tacit.data",
+    "Result": "tacit.federation",
+    "UserError": "tacit.errors",
+    "load": "tacit.api",
+    "resume": "tacit.api",
+    "run": "tacit.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

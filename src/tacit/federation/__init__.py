@@ -1,0 +1,17 @@
+"""The round loop, its checkpoints and its trackers."""
+
+from tacit.federation.loop import Federation, Result, Settings
+from tacit.federation.release import PlainRelease, Release
+from tacit.federation.tracking import Record, TensorBoard, Tracker, read_metrics
+
+__all__ = [
+    "Federation",
+    "PlainRelease",
+    "Record",
+    "Release",
+    "Result",
+    "Settings",
+    "TensorBoard",
+    "Tracker",
+    "read_metrics",
+]

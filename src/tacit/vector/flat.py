@@ -53,18 +53,11 @@ class Flat:
         self.buffers = self._bind_buffers()
 
     def _bind_buffers(self) -> Tensor:
-        persistent = self.module.state_dict(keep_vars=True).keys()
-        named = [
-            (name, buffer)
-            for name, buffer in self.module.named_buffers()
-            if name in persistent and buffer.is_floating_point()
-        ]
-        vector = torch.empty(sum(b.numel() for _, b in named), dtype=torch.float32, device=self.values.device)
+        vector = read_buffers(self.module)
         offset = 0
-        for name, buffer in named:
-            view = vector[offset : offset + buffer.numel()].view(buffer.shape)
-            view.copy_(buffer)
+        for name, buffer in _buffers(self.module):
             owner, _, attribute = name.rpartition(".")
+            view = vector[offset : offset + buffer.numel()].view(buffer.shape)
             self.module.get_submodule(owner)._buffers[attribute] = view
             offset += buffer.numel()
         return vector
@@ -78,3 +71,35 @@ class Flat:
     def personal(self) -> Tensor:
         """The slice that never leaves the client; empty for most methods."""
         return self.values[self.layout.shared :]
+
+
+def read_values(module: nn.Module, layout: Layout) -> Tensor:
+    """A copy of a module's trainable parameters as one vector, without binding the module to it."""
+    parameters = dict(module.named_parameters())
+    return torch.cat([parameters[segment.name].detach().flatten() for segment in layout.segments])
+
+
+def write_values(module: nn.Module, layout: Layout, vector: Tensor) -> None:
+    """Copy a vector (the whole of it, or its shared slice alone) into a module's parameters."""
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, view in layout.views(vector):
+            parameters[name].copy_(view)
+
+
+def read_buffers(module: nn.Module) -> Tensor:
+    """A copy of a module's persistent floating-point buffers as one float32 vector."""
+    return torch.cat([torch.empty(0), *(b.detach().flatten().float() for _, b in _buffers(module))])
+
+
+def write_buffers(module: nn.Module, vector: Tensor) -> None:
+    """Copy a vector into a module's persistent floating-point buffers."""
+    offset = 0
+    for _, buffer in _buffers(module):
+        buffer.copy_(vector[offset : offset + buffer.numel()].view(buffer.shape))
+        offset += buffer.numel()
+
+
+def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    persistent = module.state_dict(keep_vars=True).keys()
+    return [(n, b) for n, b in module.named_buffers() if n in persistent and b.is_floating_point()]

@@ -1,0 +1,91 @@
+"""What an algorithm is: a client part, a server part, and the vectors that travel between them.
+
+An algorithm is a frozen dataclass of hyper-parameters with pure functions on flat vectors. It keeps
+nothing: the server's state and a client's memory are dictionaries of named vectors that the caller
+carries, checkpoints and (where privacy asks for it) bounds and noises. It cannot tell whether its
+gradients are plain or private, nor on which engine it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from tacit.vector import Layout, Vectors
+
+
+class Work(Protocol):
+    """One client's local training, as the client part of an algorithm sees it."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def round(self) -> int:
+        """The round's number, from 0."""
+
+    @property
+    def travel(self) -> float:
+        """The sum of the step sizes taken so far (K·η at a constant rate)."""
+
+    def load(self, theta: Tensor) -> Tensor:
+        """Copy `theta` into the model and return the model's own vector: change it in place to step."""
+
+    def steps(self) -> Iterator[float]:
+        """One iteration for each local step, with the step size; each has a batch of its own."""
+
+    def gradient(self) -> Tensor:
+        """The gradient (plain or private) at the model's current values, on the step's batch.
+
+        A buffer that the next call overwrites: `clone()` what must outlive the step.
+        """
+
+
+class Round(Protocol):
+    """One round, as the server part of an algorithm sees it."""
+
+    @property
+    def index(self) -> int:
+        """The round's number, from 0."""
+
+    @property
+    def fraction(self) -> float:
+        """Expected share of the population in a cohort (S/N)."""
+
+    @property
+    def travel(self) -> float:
+        """K·η of this round: nominal local steps times the local step size."""
+
+    def step(self, delta: Tensor) -> Tensor:
+        """Move θ by the server's optimizer, with −`delta` as its gradient; returns the new θ.
+
+        Plain SGD at rate 1 is θ + delta, which is FedAvg.
+        """
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Base of all algorithms; the defaults are FedAvg's traffic: θ down, Δ up, the client keeps nothing."""
+
+    def init(self, theta: Tensor, layout: Layout) -> Vectors:
+        """The server's state before the first round; it holds at least `theta`."""
+        return {"theta": theta}
+
+    def message(self, state: Vectors) -> Vectors:
+        """What goes down to each client."""
+        return {"theta": state["theta"]}
+
+    def uploads(self, layout: Layout) -> dict[str, int]:
+        """Names and lengths of what a client sends; anything else is refused."""
+        return {"delta": layout.shared}
+
+    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        """Train on one client: from the message and its memory to its upload and its new memory."""
+        raise NotImplementedError
+
+    def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
+        """From the state and the mean upload to the next state."""
+        return {**state, "theta": round.step(mean["delta"])}

@@ -1,0 +1,34 @@
+"""FedAvg: each client takes some local SGD steps, the server averages the moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tacit.algorithms.base import Algorithm, Work
+from tacit.vector import Vectors
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """FedAvg (McMahan et al., 2017): y −= η g; θ += mean(y − θ).
+
+    With `momentum` β the local step is heavy-ball, u = β u + g; y −= η u, with u = 0 at the start of a round.
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        theta = msg["theta"]
+        y = work.load(theta)
+        u = torch.zeros_like(y) if self.momentum else None
+        for lr in work.steps():
+            g = work.gradient()
+            if self.weight_decay:
+                g.add_(y, alpha=self.weight_decay)
+            if u is not None:
+                g = u.mul_(self.momentum).add_(g)
+            y.sub_(g, alpha=lr)
+        return {"delta": y - theta}, {}

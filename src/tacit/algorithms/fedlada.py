@@ -1,0 +1,49 @@
+"""FedLADA: local Adam that starts from the average second moment and leans on the global direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.algorithms.base import Algorithm, Round, Work
+from tacit.vector import Layout, Vectors
+
+
+@dataclass(frozen=True)
+class FedLADA(Algorithm):
+    """FedLADA (Sun et al., 2023): y −= η (α m ⊙ ϑ + (1 − α) Δ_G), ϑ = 1/(√v + ε), v started from its average.
+
+    Sends Δ and v up, θ, v̄ and Δ_G down: twice FedAvg's uploads.
+    """
+
+    alpha: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def init(self, theta: Tensor, layout: Layout) -> Vectors:
+        return {"theta": theta, "v": torch.zeros_like(theta), "direction": torch.zeros_like(theta)}
+
+    def message(self, state: Vectors) -> Vectors:
+        return dict(state)
+
+    def uploads(self, layout: Layout) -> dict[str, int]:
+        return {"delta": layout.shared, "v": layout.shared}
+
+    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        theta, direction = msg["theta"], msg["direction"]
+        y, m, v = work.load(theta), torch.zeros_like(theta), msg["v"].clone()
+        for lr in work.steps():
+            g = work.gradient()
+            m.lerp_(g, 1 - self.beta1)
+            v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+            step = m.div(v.sqrt().add_(self.eps)).mul_(self.alpha)
+            y.sub_(step.add_(direction, alpha=1 - self.alpha), alpha=lr)
+        return {"delta": y - theta, "v": v}, {}
+
+    def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
+        direction = mean["delta"] / -round.travel
+        # Noise on a private average can make it negative; a second moment is not.
+        return {"theta": round.step(mean["delta"]), "v": mean["v"].clamp(min=0), "direction": direction}

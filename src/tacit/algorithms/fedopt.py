@@ -1,0 +1,42 @@
+"""FedOpt: FedAvg's clients, an adaptive server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tacit.algorithms.base import Round
+from tacit.algorithms.fedavg import FedAvg
+from tacit.vector import Layout, Vectors
+
+
+@dataclass(frozen=True)
+class FedOpt(FedAvg):
+    """FedAdam, FedYogi, FedAdaGrad (Reddi et al., 2021): m = β1 m + (1−β1) Δ̄; θ += η_g m/(√v + τ).
+
+    v grows by Δ̄² as Adam's, Yogi's or AdaGrad's does; there is no bias correction. `lr` is η_g.
+    """
+
+    rule: Literal["adam", "yogi", "adagrad"] = "adam"
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def init(self, theta: Tensor, layout: Layout) -> Vectors:
+        return {"theta": theta, "m": torch.zeros_like(theta), "v": torch.zeros_like(theta)}
+
+    def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
+        delta, v = mean["delta"], state["v"]
+        square = delta.square()
+        if self.rule == "adam":
+            v = self.beta2 * v + (1 - self.beta2) * square
+        elif self.rule == "yogi":
+            v = v - (1 - self.beta2) * square * torch.sign(v - square)
+        else:
+            v = v + square
+        m = self.beta1 * state["m"] + (1 - self.beta1) * delta
+        return {"theta": state["theta"] + self.lr * m / (v.sqrt() + self.tau), "m": m, "v": v}

@@ -1,0 +1,44 @@
+"""SCAFFOLD: control variates against client drift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.algorithms.base import Algorithm, Round, Work
+from tacit.vector import Layout, Vectors
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """SCAFFOLD (Karimireddy et al., 2020): y −= η(g − c_i + c); c_i⁺ = c_i − c − Δ/(Kη); c += (S/N) mean(Δc).
+
+    A client keeps c_i, the mean of its own gradients in its last round. Δ and Δc go up together, because
+    Δc tells as much about the client as Δ does.
+    """
+
+    def init(self, theta: Tensor, layout: Layout) -> Vectors:
+        return {"theta": theta, "c": torch.zeros_like(theta)}
+
+    def message(self, state: Vectors) -> Vectors:
+        return {"theta": state["theta"], "c": state["c"]}
+
+    def uploads(self, layout: Layout) -> dict[str, int]:
+        return {"delta": layout.shared, "c": layout.shared}
+
+    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        theta, c = msg["theta"], msg["c"]
+        c_i = memory.get("c", torch.zeros_like(c))
+        y = work.load(theta)
+        for lr in work.steps():
+            g = work.gradient()
+            y.sub_(g.sub_(c_i).add_(c), alpha=lr)
+        delta = y - theta
+        new_c_i = c_i - c - delta / work.travel
+        return {"delta": delta, "c": new_c_i - c_i}, {"c": new_c_i}
+
+    def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
+        theta = round.step(mean["delta"])
+        return {"theta": theta, "c": state["c"] + round.fraction * mean["c"]}

@@ -1,0 +1,101 @@
+"""A run in five lines of Python: load a config, run it, look at the result.
+
+    import tacit
+
+    config = tacit.load("recipes/quickstart.yaml", {"rounds": 10})
+    result = tacit.run(config)
+    print(result.last("accuracy"), result.path)
+
+A module, a data set, an algorithm or a task of one's own is passed as an object; nothing is registered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tacit import config as configs
+from tacit.algorithms import Algorithm
+from tacit.config import Config
+from tacit.config.build import build_job, build_release, build_settings
+from tacit.data import Dataset
+from tacit.errors import UserError
+from tacit.federation import Federation, Result, TensorBoard, Tracker
+from tacit.tasks import Task
+
+RUNS = Path("runs")
+"""Where runs go unless told otherwise."""
+CONFIG = "config.yaml"
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
+    """A checked config from a YAML file or a mapping, with dotted overrides such as {"local.lr": 0.1}."""
+    return configs.load(source, overrides)
+
+
+def run(
+    config: Config,
+    folder: str | Path | None = None,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+    task: Task | None = None,
+    trackers: Sequence[Tracker] = (),
+) -> Result:
+    """Train. The run is saved in `folder` (a new one under runs/ by default), which must not hold a run."""
+    folder = Path(folder) if folder is not None else new_folder(config.name)
+    if (folder / CONFIG).exists():
+        raise UserError(
+            f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
+        )
+    job = build_job(config, folder, model, dataset, algorithm, task)
+    federation = _federation(config, folder, job, trackers)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / CONFIG, configs.dump(config))
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+    return federation.run()
+
+
+def resume(
+    folder: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+    task: Task | None = None,
+    trackers: Sequence[Tracker] = (),
+) -> Result:
+    """Go on with a run from its newest sound checkpoint. Objects given to `run` must be given again."""
+    folder = Path(folder)
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+    config = configs.load(folder / CONFIG)
+    return _federation(
+        config, folder, build_job(config, folder, model, dataset, algorithm, task), trackers
+    ).run()
+
+
+def new_folder(name: str) -> Path:
+    """A folder under runs/ that does not exist yet, named after the config and the time."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    candidates = [RUNS / f"{name}-{stamp}", *(RUNS / f"{name}-{stamp}-{n}" for n in range(2, 1000))]
+    return next(folder for folder in candidates if not folder.exists())
+
+
+def _federation(config: Config, folder: Path, job: Any, trackers: Sequence[Tracker]) -> Federation:
+    own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
+    release = build_release(config, job.population)
+    return Federation(job, build_settings(config), release, folder, [*own, *trackers])
+
+
+def _write(file: Path, text: str) -> None:
+    partial = file.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)

@@ -1,0 +1,143 @@
+"""Commands, and how their errors are told: one line and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tacit.errors import UserError
+
+app = typer.Typer(
+    name="tacit",
+    help="Differentially private federated learning for large models.\n\n"
+    "Start with `tacit run recipes/quickstart.yaml`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; recipes/ has examples.")]
+Overrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. `--set local.lr=0.1`. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program to read.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, e.g. runs/quickstart-…")]
+
+
+@app.command()
+def run(
+    file: ConfigFile,
+    overrides: Overrides = [],  # noqa: B006 (typer reads the default and never changes it)
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run; a new one under runs/ if not given.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model as a config says.
+
+    Shows progress, saves every round, and ends with the accuracy and the folder of the run.
+    Ctrl-C stops after the current round; `tacit resume` goes on from there.
+
+    Examples:
+
+    - `tacit run recipes/quickstart.yaml`
+
+    - `tacit run recipes/quickstart.yaml --set method=fedprox --set method.mu=0.1 --set rounds=50`
+    """
+    from tacit import api, config
+
+    console = _console(as_json)
+    resolved = config.load(file, config.parse_overrides(overrides))
+    folder = out or api.new_folder(resolved.name)
+    console.print(
+        f"[bold]{resolved.name}[/bold]: {resolved.method.name}, {resolved.rounds} rounds → {folder}"
+    )
+    _finish(api.run(resolved, folder, trackers=_progress(console)), console, as_json)
+
+
+@app.command()
+def resume(folder: RunFolder, as_json: Json = False) -> None:
+    """Go on with a run from its newest sound checkpoint.
+
+    A run that was killed, interrupted or whose machine failed loses at most the rounds after its last
+    checkpoint, and ends with the very model it would have had.
+    """
+    from tacit import api
+
+    console = _console(as_json)
+    console.print(f"resuming [bold]{folder}[/bold]")
+    _finish(api.resume(folder, trackers=_progress(console)), console, as_json)
+
+
+@app.command()
+def data(
+    file: ConfigFile,
+    overrides: Overrides = [],  # noqa: B006
+    picture: Annotated[Path, typer.Option(help="Where to draw the label split.")] = Path("data.png"),
+    limit: Annotated[int, typer.Option(min=1, help="Clients to list.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show what each client of a config holds: a table, and a picture of the label split."""
+    from tacit import config
+    from tacit.config.build import build_dataset, build_population
+    from tacit.data import describe
+
+    console = _console(as_json)
+    resolved = config.load(file, config.parse_overrides(overrides))
+    dataset = build_dataset(resolved)
+    population = build_population(resolved, dataset)
+    describe.split_picture(population, dataset.classes, picture)
+    if as_json:
+        print(json.dumps({**describe.to_json(population, dataset.classes, limit), "picture": str(picture)}))
+        return
+    console.print(f"[bold]{dataset.name}[/bold] ({dataset.licence}), {dataset.origin}")
+    console.print(describe.client_table(population, dataset.classes, limit))
+    console.print(f"label split drawn in {picture}")
+
+
+def _console(quiet: bool) -> Console:
+    """Where people read: standard error when standard output is for a program."""
+    return Console(stderr=quiet, highlight=False, soft_wrap=False)
+
+
+def _progress(console: Console) -> list[Any]:
+    from tacit.cli.progress import LiveProgress
+
+    return [LiveProgress(console)]
+
+
+def _finish(result: Any, console: Console, as_json: bool) -> None:
+    last = {k: v for record in result.metrics for k, v in record.items()}
+    if as_json:
+        summary = {"path": str(result.path), "finished": result.finished, "last": last}
+        print(json.dumps(summary))
+        return
+    if not result.finished:
+        console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
+        return
+    accuracy = last.get("accuracy")
+    seconds = sum(record["seconds"] for record in result.metrics)
+    done = f"accuracy [bold]{accuracy:.1%}[/bold], " if accuracy is not None else ""
+    console.print(f"Done: {done}{last['round']} rounds in {seconds:.0f} s, saved in {result.path}")
+    console.print(
+        "Next: tacit run … --set method=fedprox · tacit data … · README.md, “Your own model and data”"
+    )
+
+
+def main() -> None:
+    """The entry point: errors that are the user's to mend are one line."""
+    try:
+        app()
+    except UserError as error:
+        print(f"tacit: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("tacit: interrupted; the last checkpoint is safe, `tacit resume` goes on", file=sys.stderr)
+        sys.exit(130)

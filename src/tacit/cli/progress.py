@@ -1,0 +1,74 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tacit.federation import Record
+
+
+class LiveProgress:
+    """A tracker that draws one line for the run and one for the round under way.
+
+    Off a terminal (a log file, CI) it prints a plain line now and then instead.
+    """
+
+    PLAIN_EVERY = 10.0  # seconds
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.description:<7}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._run: TaskID | None = None
+        self._round: TaskID | None = None
+        self._said = 0.0
+        self._status = ""
+
+    def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
+        for note in facts["notes"]:
+            self._console.print(f"[yellow]{note}[/yellow]")
+        begin = f", from round {round + 1}" if round else ""
+        self._console.print(f"{facts['parameters']:,} parameters, {facts['clients']:,} clients{begin}")
+        self._rounds = rounds
+        if self._live:
+            self._run = self._bar.add_task("rounds", total=rounds, completed=round, status="")
+            self._round = self._bar.add_task("clients", total=1, status="")
+            self._bar.start()
+
+    def clients(self, done: int, cohort: int) -> None:
+        if self._round is not None:
+            self._bar.update(self._round, completed=done, total=max(cohort, 1))
+
+    def round(self, record: Record) -> None:
+        shown = [
+            f"{name} {_number(name, record[name])}"
+            for name in ("accuracy", "loss", "epsilon")
+            if name in record
+        ]
+        self._status = "  ".join(shown) or self._status
+        if self._run is not None:
+            self._bar.update(self._run, completed=record["round"], status=self._status)
+        elif record["round"] == self._rounds or time.monotonic() - self._said > self.PLAIN_EVERY:
+            self._said = time.monotonic()
+            self._console.print(f"round {record['round']}/{self._rounds}  {self._status}")
+
+    def close(self) -> None:
+        if self._live:
+            self._bar.stop()
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"

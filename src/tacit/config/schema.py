@@ -1,0 +1,245 @@
+"""The shape of a config: every key, its type, its default and what it means.
+
+A config is checked whole before anything starts. All models are frozen and refuse unknown keys.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule
+
+
+class Section(BaseModel):
+    """A part of a config."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Iid(Section):
+    """Records dealt out at random, in equal parts."""
+
+    kind: Literal["iid"]
+    clients: PositiveInt
+
+
+class Dirichlet(Section):
+    """Equal parts; each client's label proportions are from Dirichlet(alpha): small alpha, large skew."""
+
+    kind: Literal["dirichlet"]
+    clients: PositiveInt
+    alpha: PositiveFloat
+
+
+class ClassesPerClient(Section):
+    """Equal parts; each client holds records of a few classes only (the pathological split)."""
+
+    kind: Literal["classes"]
+    clients: PositiveInt
+    classes: PositiveInt
+
+
+class Natural(Section):
+    """One client for each user of the data set."""
+
+    kind: Literal["natural"]
+
+
+Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural, Field(discriminator="kind")]
+
+
+class Named(BaseModel):
+    """A name and the options that go with it; the bare name is short for no options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class MethodChoice(Named):
+    """A method and its options."""
+
+    name: str = "fedavg"
+
+
+class Data(Section):
+    """Which records, and how they are split among clients."""
+
+    name: str
+    path: str | None = None
+    """A folder that holds the data set, instead of fetching it."""
+    partition: Partition
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each client's records kept for its own test split (0.1 for personalised evaluation)."""
+    offline: bool = False
+    """Never ask a hub."""
+    size: PositiveInt | None = None
+    """Resize images of a hub data set or an image folder to this many pixels a side."""
+
+
+class ConstantSchedule(Section):
+    kind: Literal["constant"] = "constant"
+
+
+class CosineSchedule(Section):
+    """Half a cosine over all rounds, from 1 down to `floor`."""
+
+    kind: Literal["cosine"]
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class ExponentialSchedule(Section):
+    """Constant until round `start`, then × `rate` every `every` rounds, smoothly."""
+
+    kind: Literal["exponential"]
+    rate: Annotated[float, Field(gt=0, le=1)]
+    every: PositiveInt
+    start: Annotated[int, Field(ge=0)] = 0
+
+
+class PerRoundSchedule(Section):
+    """× `factor` every round."""
+
+    kind: Literal["factor"]
+    factor: Annotated[float, Field(gt=0, le=1)]
+
+
+AnySchedule = Annotated[
+    ConstantSchedule | CosineSchedule | ExponentialSchedule | PerRoundSchedule, Field(discriminator="kind")
+]
+
+
+def build_schedule(schedule: AnySchedule, rounds: int) -> Schedule:
+    """The schedule as a function from the round's number to a factor."""
+    match schedule:
+        case CosineSchedule(floor=floor):
+            return Cosine(rounds, floor)
+        case ExponentialSchedule(rate=rate, every=every, start=start):
+            return Exponential(rate, every, start)
+        case PerRoundSchedule(factor=factor):
+            return PerRound(factor)
+        case _:
+            return Constant()
+
+
+class Cohort(Section):
+    """How many clients take part in a round; a bare number is short for a cohort of that size."""
+
+    size: PositiveInt
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """`fixed`: that many, without replacement. `poisson`: each client tosses a coin; `size` on average."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_size(cls, value: Any) -> Any:
+        return {"size": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class LocalTraining(Section):
+    """What a client does in a round; give `steps` or `epochs`."""
+
+    lr: PositiveFloat
+    batch: PositiveInt
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    clip: PositiveFloat | None = None
+    """Largest norm of a step's gradient (for stability; privacy has a clip of its own)."""
+    schedule: AnySchedule = ConstantSchedule()
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either local.steps or local.epochs")
+        return self
+
+
+class Server(BaseModel):
+    """The server's optimizer: any of torch.optim by name, `lamb` or `lars`; other keys are its options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    optimizer: str = "sgd"
+    lr: PositiveFloat = 1.0
+    schedule: AnySchedule = ConstantSchedule()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Evaluation(Section):
+    """When and how the model is tested."""
+
+    every: PositiveInt = 1
+    """Test after every so many rounds, and after the last."""
+    batch: PositiveInt = 500
+    clients: Annotated[int, Field(ge=0)] = 0
+    """Also test this many clients, each on its own held-out split."""
+
+
+class Checkpoints(Section):
+    """How often the run is saved, and how many saves are kept."""
+
+    every: PositiveInt = 1
+    keep: Annotated[int, Field(ge=2)] = 2
+
+
+class EngineSettings(Section):
+    """Speed only: none of this can change a result, except `threads` in the last bits."""
+
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Processes; 0 runs clients in the main process; `auto` is one for each core."""
+    threads: PositiveInt = 1
+    """Threads of each worker."""
+
+
+class Config(Section):
+    """A whole experiment."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "run"
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: PositiveInt
+    data: Data
+    model: Named
+    method: MethodChoice = MethodChoice()
+    cohort: Cohort
+    weights: Literal["uniform", "examples"] = "uniform"
+    """How clients count in the mean: equally, or by their number of examples."""
+    local: LocalTraining
+    server: Server = Server()
+    evaluate: Evaluation = Evaluation()
+    checkpoint: Checkpoints = Checkpoints()
+    engine: EngineSettings = EngineSettings()
+    trackers: tuple[Literal["tensorboard"], ...] = ()
+
+    @field_validator("cohort")
+    @classmethod
+    def _cohort(cls, cohort: Cohort, info: Any) -> Cohort:
+        partition = getattr(info.data.get("data"), "partition", None)
+        clients = getattr(partition, "clients", None)
+        if clients is not None and cohort.size > clients:
+            raise ValueError(f"a cohort of {cohort.size} out of {clients} clients; lower cohort.size")
+        return cohort
+
+
+__all__ = ["Config", "NonNegativeFloat", "build_schedule"]

@@ -1,0 +1,99 @@
+"""What crosses between the round loop and whatever runs the clients: named vectors and small plain values.
+
+An engine gets an `Order` (what to do this round), a message (named vectors) and the visits (which clients,
+and which version of its memory each holds). It gives back the sum of the clients' bounded uploads and a
+`Report` on each. Nothing else crosses, so an engine may be this process, a pool of processes, or machines
+far away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.vector import Vectors
+
+SHARDS = 32
+"""Most shards a cohort is cut into: enough to balance many workers, few enough to cost nothing."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One round's instructions, the same for every client."""
+
+    round: int
+    lr: float
+    weighted: bool = False
+    """Weigh a client by its number of examples (never under a privacy guarantee)."""
+
+
+class Visit(NamedTuple):
+    """A client to visit, and the round in which its memory was last written (−1: it has none)."""
+
+    client: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known of one client's work."""
+
+    client: int
+    weight: float
+    """0 when the client was left out."""
+    examples: int
+    steps: int
+    loss: float
+    norm: float
+    """L2 norm of everything it sent, before any bound."""
+    finite: bool
+    remembers: bool
+    """It wrote a memory for the next time it is drawn."""
+    seconds: float
+
+
+Progress = Callable[[int], None]
+"""Told how many of the round's clients are done."""
+
+
+def ignore(done: int) -> None:
+    """Progress that nobody watches."""
+
+
+class Engine(Protocol):
+    """Runs clients. Speed is its only business: a result never depends on which engine made it."""
+
+    def sum(
+        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+    ) -> tuple[Vectors, list[Report]]:
+        """Train the visited clients from `message`; the weighted sum of their uploads, and the reports."""
+
+    def evaluate(self, message: Vectors) -> dict[str, float]:
+        """Metrics of the server's model on the common test set."""
+
+    def evaluate_clients(self, message: Vectors, visits: Sequence[Visit]) -> list[dict[str, float]]:
+        """Metrics of each client's own model (shared part and its personal part) on its own test split."""
+
+    def close(self) -> None:
+        """Release processes and memory."""
+
+
+def shards(visits: Sequence[Visit], sizes: NDArray[np.int64]) -> list[list[Visit]]:
+    """Cut a cohort into shards, largest clients first; a function of the cohort alone.
+
+    Floating-point sums depend on their order. Each shard is summed client by client and the shards are
+    added in this order, so the result is the same bit for bit however many workers share them out.
+
+    >>> cohort = [Visit(c, -1) for c in range(3)]
+    >>> [[v.client for v in shard] for shard in shards(cohort, np.array([5, 9, 5]))]
+    [[1], [0], [2]]
+    """
+    if not visits:
+        return []
+    largest_first = sorted(visits, key=lambda visit: (-int(sizes[visit.client]), visit.client))
+    cuts = np.array_split(np.arange(len(visits)), min(SHARDS, len(visits)))
+    return [[largest_first[i] for i in cut] for cut in cuts]

@@ -1,0 +1,48 @@
+"""The engine that runs clients in this very process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tacit.engine.contract import Order, Progress, Report, Visit, ignore, shards
+from tacit.engine.worker import Job, Worker, add_sums
+from tacit.vector import Vectors
+
+
+class InProcess:
+    """One worker, no processes. `threads` is torch's thread count for the whole process while it lives."""
+
+    def __init__(self, job: Job, threads: int = 1) -> None:
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        self.worker = Worker(job)
+        sizes = job.upload_sizes
+        self._total = {name: torch.zeros(size) for name, size in sizes.items()}
+        self._shard = {name: torch.zeros(size) for name, size in sizes.items()}
+
+    def sum(
+        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+    ) -> tuple[Vectors, list[Report]]:
+        for total in self._total.values():
+            total.zero_()
+        reports: list[Report] = []
+        for shard in shards(visits, self.worker.job.population.sizes):
+            reports += self.worker.sum(order, message, shard, self._shard)
+            for name, total in self._total.items():
+                total.add_(self._shard[name])
+            progress(len(reports))
+        return self._total, reports
+
+    def evaluate(self, message: Vectors) -> dict[str, float]:
+        self.worker.load(message)
+        parts = [self.worker.evaluate_chunk(chunk) for chunk in range(self.worker.job.test_chunks)]
+        return self.worker.job.task.summarise(add_sums(parts))
+
+    def evaluate_clients(self, message: Vectors, visits: Sequence[Visit]) -> list[dict[str, float]]:
+        task = self.worker.job.task
+        return [task.summarise(self.worker.evaluate_client(message, visit)) for visit in visits]
+
+    def close(self) -> None:
+        torch.set_num_threads(self._threads_before)

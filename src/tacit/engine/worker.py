@@ -1,0 +1,177 @@
+"""One resident model that plays one client after another.
+
+A worker never holds two models and never a list of uploads: it loads the message, runs the algorithm's
+client part, adds the upload to a running sum, and goes on to the next client.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit import randomness
+from tacit.algorithms import Algorithm
+from tacit.data import Population, Records
+from tacit.engine.contract import Order, Report, Visit
+from tacit.engine.memory import MemoryStore
+from tacit.engine.work import Local, LocalWork
+from tacit.tasks import Task
+from tacit.vector import Flat, Layout, Vectors, read_buffers
+
+BUFFERS = "buffers"
+"""The reserved name under which BatchNorm's statistics and their like travel."""
+TEST_CHUNK = 2000
+"""Records of the test set in one evaluation task; fixed, so sums do not depend on the engine."""
+
+
+class ClientError(RuntimeError):
+    """Code of the model, the data or the algorithm failed on a client; says which one and where."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs to play any client of a run; sent once, when the worker starts."""
+
+    model: nn.Module
+    task: Task
+    population: Population
+    test: Records
+    algorithm: Algorithm
+    local: Local
+    seed: int
+    memory: Path
+    personal: tuple[str, ...] = ()
+    evaluation_batch: int = 500
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self.model, self.personal)
+
+    @cached_property
+    def upload_sizes(self) -> dict[str, int]:
+        """Names and lengths of what each client sends."""
+        sizes = dict(self.algorithm.uploads(self.layout))
+        if buffers := read_buffers(self.model).numel():
+            sizes[BUFFERS] = buffers
+        return sizes
+
+    @property
+    def test_chunks(self) -> int:
+        """Number of evaluation tasks the common test set is cut into."""
+        return -(-len(self.test) // TEST_CHUNK)
+
+
+class Worker:
+    """Plays clients on one resident model."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.flat = Flat(job.model, job.personal)
+        self.memory = MemoryStore(job.memory)
+        self._initial_personal = self.flat.personal.clone()
+
+    def sum(self, order: Order, message: Vectors, shard: Sequence[Visit], into: Vectors) -> list[Report]:
+        """Train a shard's clients in turn and leave the weighted sum of their uploads in `into`."""
+        for total in into.values():
+            total.zero_()
+        return [self._visit(order, message, visit, into) for visit in shard]
+
+    @torch.no_grad()
+    def _visit(self, order: Order, message: Vectors, visit: Visit, into: Vectors) -> Report:
+        start = time.perf_counter()
+        job, flat, client = self.job, self.flat, visit.client
+        torch.manual_seed(randomness.torch_seed(job.seed, "client", order.round, client))
+        flat.module.train()
+        if flat.buffers.numel():
+            flat.buffers.copy_(message[BUFFERS])
+        work = LocalWork(
+            flat,
+            job.task,
+            job.population.records,
+            job.population.train(client),
+            job.local,
+            order.round,
+            order.lr,
+            randomness.generator(job.seed, "batches", order.round, client),
+        )
+        try:
+            upload, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
+            self._check(upload, into)
+        except Exception as error:
+            where = f"client {client}, round {order.round}, step {work.count}"
+            raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
+        if flat.buffers.numel():
+            upload[BUFFERS] = flat.buffers
+        norm = math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
+        finite = math.isfinite(norm)
+        weight = (float(work.examples) if order.weighted else 1.0) if finite else 0.0
+        if finite:
+            for name, vector in upload.items():
+                into[name].add_(vector, alpha=weight)
+            if memory:
+                self.memory.save(client, order.round, memory)
+        return Report(
+            client=client,
+            weight=weight,
+            examples=work.examples,
+            steps=work.count,
+            loss=work.loss,
+            norm=norm,
+            finite=finite,
+            remembers=finite and bool(memory),
+            seconds=time.perf_counter() - start,
+        )
+
+    @staticmethod
+    def _check(upload: Mapping[str, Tensor], into: Vectors) -> None:
+        expected = {name: total.numel() for name, total in into.items() if name != BUFFERS}
+        got = {name: vector.numel() for name, vector in upload.items()}
+        if got != expected:
+            raise ValueError(
+                f"the algorithm sent {got} but its uploads() declares {expected}; make the two agree"
+            )
+
+    def load(self, message: Vectors, personal: Tensor | None = None) -> None:
+        """Put the server's model (and a client's personal part) into the resident model."""
+        self.flat.shared.copy_(message["theta"])
+        self.flat.personal.copy_(self._initial_personal if personal is None else personal)
+        if self.flat.buffers.numel():
+            self.flat.buffers.copy_(message[BUFFERS])
+
+    def evaluate_chunk(self, chunk: int) -> dict[str, float]:
+        """Sums of the task's metrics over one chunk of the common test set; call `load` first."""
+        stop = min((chunk + 1) * TEST_CHUNK, len(self.job.test))
+        return self._evaluate(self.job.test, np.arange(chunk * TEST_CHUNK, stop))
+
+    def evaluate_client(self, message: Vectors, visit: Visit) -> dict[str, float]:
+        """Sums of the task's metrics over a client's own test split, with its own personal part."""
+        memory = self.memory.load(visit.client, visit.memory)
+        self.load(message, memory.get("personal"))
+        return self._evaluate(self.job.population.records, self.job.population.test(visit.client))
+
+    @torch.inference_mode()
+    def _evaluate(self, records: Records, indices: np.ndarray) -> dict[str, float]:
+        self.flat.module.eval()
+        sums: dict[str, float] = {}
+        for lo in range(0, len(indices), self.job.evaluation_batch):
+            batch = records.prepare(records.take(indices[lo : lo + self.job.evaluation_batch]))
+            for name, value in self.job.task.evaluate(self.flat.module, batch).items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
+
+
+def add_sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Add up metric sums in the order given."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0.0) + value
+    return total

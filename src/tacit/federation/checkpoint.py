@@ -1,0 +1,106 @@
+"""Checkpoints: a folder for each saved round, written whole or not at all.
+
+A checkpoint is `checkpoint/ROUND/` with the vectors (`state.safetensors`) and the plain values
+(`state.json`, which also holds the vectors' hash). It is written beside its place and renamed into it, so
+a kill at any moment leaves the one before it intact; a damaged one is recognised by its hash, and the
+newest sound one is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tacit.errors import UserError
+from tacit.vector import Vectors
+
+VECTORS, FACTS = "state.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The whole state of a run between two rounds."""
+
+    round: int
+    """Rounds finished."""
+    vectors: Vectors
+    facts: dict[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
+    """Write a checkpoint atomically and remove all but the newest `keep`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{checkpoint.round:06d}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    # safetensors refuses tensors that share memory and stores only what a view shows when it is copied.
+    save_file(
+        {name: v.detach().clone().contiguous() for name, v in checkpoint.vectors.items()}, partial / VECTORS
+    )
+    facts = {"round": checkpoint.round, "sha256": _hash(partial / VECTORS), **checkpoint.facts}
+    (partial / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    for file in (VECTORS, FACTS):
+        _sync(partial / file)
+    _sync(partial)
+    place = folder / f"{checkpoint.round:06d}"
+    shutil.rmtree(place, ignore_errors=True)
+    partial.rename(place)
+    _sync(folder)
+    for old in _finished(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint (None if none was ever written), and a line on each damaged one."""
+    damaged: list[str] = []
+    for place in _finished(folder):
+        try:
+            facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
+            if _hash(place / VECTORS) != facts["sha256"]:
+                raise ValueError("its contents do not match its hash")
+            return Checkpoint(int(facts["round"]), load_file(place / VECTORS), facts), damaged
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            damaged.append(f"checkpoint {place.name} is damaged ({error}); using the one before it")
+    if damaged:
+        raise UserError(f"{folder}: all {len(damaged)} checkpoints are damaged; start the run again")
+    return None, damaged
+
+
+def kept_facts(folder: Path) -> list[dict[str, Any]]:
+    """The plain values of every readable checkpoint, newest first."""
+    facts = []
+    for place in _finished(folder):
+        try:
+            facts.append(json.loads((place / FACTS).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            continue
+    return facts
+
+
+def _finished(folder: Path) -> list[Path]:
+    places = (p for p in folder.glob("*") if p.is_dir() and p.name.isdigit())
+    return sorted(places, key=lambda p: p.name, reverse=True)
+
+
+def _hash(file: Path) -> str:
+    digest = sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,301 @@
+"""The round loop: draw, train, release, step, evaluate, save."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from tacit import randomness
+from tacit.engine import BUFFERS, Engine, InProcess, Job, MemoryStore, Order, Pool, Report, Visit
+from tacit.engine.memory import NONE
+from tacit.errors import UserError
+from tacit.federation import checkpoint as checkpoints
+from tacit.federation.checkpoint import Checkpoint
+from tacit.federation.release import Release
+from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
+from tacit.optimizers.schedules import Schedule
+from tacit.optimizers.server import ServerOptimizer
+from tacit.vector import Layout, Vectors, read_buffers, read_values, write_buffers, write_values
+
+OPTIMIZER = "optimizer."
+"""Prefix of the server optimizer's vectors in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of a run that is not its job (the model, data and algorithm) nor its privacy."""
+
+    rounds: int
+    lr: float
+    lr_schedule: Schedule
+    server_optimizer: str = "sgd"
+    server_lr: float = 1.0
+    server_schedule: Schedule = field(default=lambda step: 1.0)
+    server_options: Mapping[str, Any] = field(default_factory=dict)
+    weighted: bool = False
+    evaluate_every: int = 1
+    evaluate_clients: int = 0
+    checkpoint_every: int = 1
+    keep_checkpoints: int = 2
+    workers: int = 0
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: the trained model, every round's metrics, and where it is all saved."""
+
+    path: Path
+    model: nn.Module
+    metrics: list[Record]
+    finished: bool
+    """False when the run was interrupted; `tacit resume` goes on."""
+
+    def last(self, name: str) -> float:
+        """A metric's newest value."""
+        return float([r[name] for r in self.metrics if name in r][-1])
+
+    def best(self, name: str = "accuracy") -> float:
+        """A metric's largest value."""
+        return max(float(r[name]) for r in self.metrics if name in r)
+
+
+@dataclass
+class _Round:
+    """The algorithm's view of a round on the server (`tacit.algorithms.Round`)."""
+
+    index: int
+    fraction: float
+    travel: float
+    optimizer: ServerOptimizer
+    lr_factor: float
+    theta: Tensor
+
+    def step(self, delta: Tensor) -> Tensor:
+        if self.theta is not self.optimizer.theta:  # an algorithm that moved θ by itself before
+            self.optimizer.theta.copy_(self.theta)
+        self.optimizer.step(delta, self.lr_factor)
+        return self.optimizer.theta
+
+
+class Federation:
+    """One run: its server's state, its engine and its folder."""
+
+    def __init__(
+        self, job: Job, settings: Settings, release: Release, folder: Path, trackers: Sequence[Tracker] = ()
+    ) -> None:
+        self.job, self.settings, self.release, self.folder = job, settings, release, folder
+        self.layout: Layout = job.layout
+        self.memory_store = MemoryStore(job.memory)
+        values = read_values(job.model, self.layout)
+        buffers = read_buffers(job.model)
+        self.optimizer = ServerOptimizer(
+            settings.server_optimizer,
+            values[: self.layout.shared].float(),
+            self.layout,
+            settings.server_lr,
+            **settings.server_options,
+        )
+        self.state: Vectors = job.algorithm.init(self.optimizer.theta, self.layout)
+        if buffers.numel():
+            self.state[BUFFERS] = buffers
+        self.memory: dict[int, int] = {}
+        self.round = 0
+        self.seconds = 0.0
+        self.notes: list[str] = []
+        self._metrics_size = 0
+        self.trackers: list[Tracker] = list(trackers)
+        self._unsaved: set[int] = set()
+        self._restore()
+
+    def run(self) -> Result:
+        """Train to the last round; stop early, saved, when asked to (Ctrl-C or SIGTERM)."""
+        settings = self.settings
+        if self.round == 0:
+            self.memory_store.clear()
+        self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_size)
+        self.trackers.insert(0, self._metrics)
+        engine = self._engine()
+        try:
+            facts = {"parameters": self.layout.size, "clients": len(self.job.population), "notes": self.notes}
+            for tracker in self.trackers:
+                tracker.start(self.round, settings.rounds, facts)
+            with _stop_requested() as stop:
+                while self.round < settings.rounds and not stop():
+                    record = self._play_round(engine)
+                    for tracker in self.trackers:
+                        tracker.round(record)
+                    last = self.round == settings.rounds or stop()
+                    if last or self.round % settings.checkpoint_every == 0:
+                        self._save()
+        finally:
+            engine.close()
+            for tracker in self.trackers:
+                tracker.close()
+        write_values(self.job.model, self.layout, self.state["theta"])
+        if BUFFERS in self.state:
+            write_buffers(self.job.model, self.state[BUFFERS])
+        metrics = read_metrics(self.folder / "metrics.jsonl")
+        return Result(self.folder, self.job.model, metrics, self.round == settings.rounds)
+
+    def _engine(self) -> Engine:
+        settings = self.settings
+        if settings.workers == 0:
+            return InProcess(self.job, settings.threads)
+        return Pool(self.job, self._message(), settings.workers, settings.threads)
+
+    def _message(self) -> Vectors:
+        message = self.job.algorithm.message(self.state)
+        return {**message, BUFFERS: self.state[BUFFERS]} if BUFFERS in self.state else message
+
+    def _play_round(self, engine: Engine) -> Record:
+        start = time.perf_counter()
+        settings = self.settings
+        lr = settings.lr * settings.lr_schedule(self.round)
+        order = Order(self.round, lr, settings.weighted)
+        message = self._message()
+        visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in self.release.draw(self.round)]
+        total, reports = engine.sum(order, message, visits, self._progress(len(visits)))
+        self._refuse_if_none_finite(reports)
+        mean = self.release.mean(self.round, total, reports)
+        if mean is not None:
+            self._step(mean, lr)
+        for report in reports:
+            if report.remembers:
+                self.memory[report.client] = self.round
+                self._unsaved.add(report.client)
+        self.round += 1
+        record = self._record(lr, message, reports)
+        if self.round % settings.evaluate_every == 0 or self.round == settings.rounds:
+            record |= engine.evaluate(self._message())
+            record |= self._evaluate_clients(engine)
+        self.seconds += time.perf_counter() - start
+        return record | {"seconds": round(time.perf_counter() - start, 4)}
+
+    def _step(self, mean: Vectors, lr: float) -> None:
+        settings, job = self.settings, self.job
+        examples = float(np.mean(job.population.sizes)) if job.local.steps is None else 0.0
+        view = _Round(
+            index=self.round,
+            fraction=self.release.expected / len(job.population),
+            travel=lr * job.local.nominal_steps(examples),
+            optimizer=self.optimizer,
+            lr_factor=settings.server_schedule(self.round),
+            theta=self.state["theta"],
+        )
+        state = job.algorithm.server(self.state, mean, view)
+        if BUFFERS in self.state:
+            state[BUFFERS] = mean[BUFFERS].clone()
+        self.state = state
+
+    def _refuse_if_none_finite(self, reports: Sequence[Report]) -> None:
+        if reports and not any(report.finite for report in reports):
+            saved = f"round {self._saved_round} is saved" if self._saved_round else "no round was saved yet"
+            raise UserError(
+                f"round {self.round + 1}: the updates of all {len(reports)} clients were infinite or not a "
+                f"number; {saved} in {self.folder}. Lower local.lr or set local.clip, then start again"
+            )
+
+    def _record(self, lr: float, message: Vectors, reports: Sequence[Report]) -> Record:
+        finite = [r for r in reports if r.finite]
+        record: Record = {"round": self.round, "lr": lr, "clients": len(finite)}
+        if finite:
+            steps = sum(r.steps for r in finite)
+            record["train_loss"] = sum(r.loss * r.steps for r in finite) / max(steps, 1)
+            record["update_norm"] = sum(r.norm for r in finite) / len(finite)
+            record["examples"] = sum(r.examples for r in finite)
+        if len(finite) < len(reports):
+            record["skipped"] = sorted(r.client for r in reports if not r.finite)
+        record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in message.values())
+        record["bytes_up"] = 4 * len(reports) * sum(self.job.upload_sizes.values())
+        return record | self.release.facts()
+
+    def _evaluate_clients(self, engine: Engine) -> Record:
+        count = min(self.settings.evaluate_clients, len(self.job.population))
+        if count == 0:
+            return {}
+        # The same clients every time, so that the curve shows training and not the draw.
+        rng = randomness.generator(self.job.seed, "evaluated clients")
+        chosen = np.sort(rng.choice(len(self.job.population), count, replace=False, shuffle=False))
+        visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in chosen]
+        results = [r for r in engine.evaluate_clients(self._message(), visits) if r]
+        names = results[0].keys() if results else ()
+        return {f"personal_{name}": sum(r[name] for r in results) / len(results) for name in names}
+
+    def _progress(self, cohort: int) -> Callable[[int], None]:
+        def tell(done: int) -> None:
+            for tracker in self.trackers:
+                tracker.clients(done, cohort)
+
+        return tell
+
+    @property
+    def _saved_round(self) -> int:
+        kept = checkpoints.kept_facts(self.folder / "checkpoint")
+        return int(kept[0]["round"]) if kept else 0
+
+    def _save(self) -> None:
+        tensors, scalars = self.optimizer.state()
+        vectors = self.state | {OPTIMIZER + name: tensor for name, tensor in tensors.items()}
+        facts = {
+            "memory": {str(client): version for client, version in self.memory.items()},
+            "metrics_bytes": self._metrics.size,
+            "optimizer": scalars,
+            "seconds": self.seconds,
+        }
+        self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
+        folder = self.folder / "checkpoint"
+        checkpoints.save(folder, Checkpoint(self.round, vectors, facts), self.settings.keep_checkpoints)
+        if self._unsaved:
+            kept = [facts["memory"] for facts in checkpoints.kept_facts(folder)]
+            for client in self._unsaved:
+                self.memory_store.prune(client, {k[str(client)] for k in kept if str(client) in k})
+            self._unsaved.clear()
+
+    def _restore(self) -> None:
+        saved, self.notes = checkpoints.newest(self.folder / "checkpoint")
+        if saved is None:
+            return
+        optimizer = {
+            n.removeprefix(OPTIMIZER): v for n, v in saved.vectors.items() if n.startswith(OPTIMIZER)
+        }
+        state = {name: v for name, v in saved.vectors.items() if not name.startswith(OPTIMIZER)}
+        self.optimizer.theta.copy_(state["theta"])
+        self.optimizer.load(optimizer, saved.facts["optimizer"])
+        self.state = {**state, "theta": self.optimizer.theta}
+        self.memory = {int(client): version for client, version in saved.facts["memory"].items()}
+        self.round, self.seconds = saved.round, float(saved.facts["seconds"])
+        self._metrics_size = int(saved.facts["metrics_bytes"])
+
+
+@contextmanager
+def _stop_requested() -> Iterator[Callable[[], bool]]:
+    """A function that tells whether Ctrl-C or SIGTERM came; a second Ctrl-C interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["Federation", "Result", "Settings"]

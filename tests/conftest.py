@@ -1,0 +1,62 @@
+"""Small federations that train in a blink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tacit import ArrayRecords, Dataset
+from tacit.config import Config, load
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _runs_go_to_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def blobs(n: int = 240, classes: int = 4, side: int = 4, seed: int = 0) -> Dataset:
+    """Gaussian clouds as tiny pictures: real enough to be learnt, small enough to be instant."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, 1, side, side))
+
+    def part(count: int) -> ArrayRecords:
+        y = rng.integers(0, classes, count)
+        x = centres[y] + rng.normal(size=(count, 1, side, side))
+        return ArrayRecords(x.astype(np.float32), y, users=np.arange(count) % 12)
+
+    return Dataset(
+        "blobs", part(n), part(n // 2), classes, (1, side, side), licence="none", origin="made here"
+    )
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    return blobs()
+
+
+@pytest.fixture
+def config() -> Callable[..., Config]:
+    """A small config; keyword arguments are dotted overrides with __ for the dot."""
+
+    def make(**overrides: Any) -> Config:
+        values = {
+            "rounds": 4,
+            "data": {
+                "name": "fashion-mnist-slice",
+                "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5},
+            },
+            "model": {"name": "mlp", "hidden": [8]},
+            "cohort": 5,
+            "local": {"epochs": 1, "batch": 6, "lr": 0.1},
+            "engine": {"workers": 0},
+        }
+        return load(values, {key.replace("__", "."): value for key, value in overrides.items()})
+
+    return make

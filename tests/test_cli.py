@@ -1,0 +1,175 @@
+"""What a person types, and what a person sees when it is wrong: one line, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tacit import cli
+
+GOOD = """\
+rounds: 2
+data:
+  name: fashion-mnist-slice
+  partition: {kind: dirichlet, clients: 40, alpha: 0.5}
+model: {name: mlp, hidden: [8]}
+cohort: 4
+local:
+  steps: 2
+  batch: 10
+  lr: 0.1
+engine: {workers: 0}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(GOOD)
+    return file
+
+
+def tacit(*arguments: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command; its exit code, output and error output."""
+    monkeypatch.setattr("sys.argv", ["tacit", *map(str, arguments)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    return lambda *arguments: tacit(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_run_then_refuse_then_resume(command, recipe: Path) -> None:
+    code, out, _ = command("run", recipe, "--out", "here")
+    assert code == 0
+    assert "Done: accuracy" in out
+    assert "saved in here" in out
+    code, _, err = command("run", recipe, "--out", "here")
+    assert code == 2
+    assert "already holds a run" in err
+    code, out, _ = command("resume", "here")
+    assert code == 0
+
+
+def test_json_is_one_object_on_standard_output(command, recipe: Path) -> None:
+    code, out, _ = command("run", recipe, "--json", "--set", "rounds=1")
+    assert code == 0
+    result = json.loads(out)
+    assert result["finished"] is True
+    assert 0 <= result["last"]["accuracy"] <= 1
+    assert Path(result["path"], "config.yaml").exists()
+
+
+def test_data_shows_a_table_and_draws_a_picture(command, recipe: Path) -> None:
+    code, out, _ = command("data", recipe, "--picture", "split.png", "--limit", 5)
+    assert code == 0
+    assert Path("split.png").read_bytes()[:4] == b"\x89PNG"
+    assert max(map(len, out.splitlines())) <= 80
+    code, out, _ = command("data", recipe, "--json", "--limit", 3)
+    assert code == 0
+    assert json.loads(out)["picture"] == "data.png"
+
+
+BAD = [
+    (["--set", "rounds=0"], "rounds: must be greater than 0 (got 0)"),
+    (["--set", "data.partition.alpha=-1"], "data.partition.alpha: must be greater than 0"),
+    (["--set", "data.partition.alpha=0"], "data.partition.alpha: must be greater than 0"),
+    (["--set", "local.lrr=1"], "local.lrr: unknown key; did you mean 'lr'?"),
+    (["--set", "locale.lr=1"], "locale: unknown key; did you mean 'local'?"),
+    (["--set", "data.partition.kind=dirichlett"], "did you mean 'dirichlet'?"),
+    (["--set", "data.partition.alfa=1"], "data.partition.alfa: unknown key; did you mean 'alpha'?"),
+    (["--set", "method=fedavgg"], "there is no method 'fedavgg'; did you mean 'fedavg'?"),
+    (["--set", "method.mu=1"], "method.mu: fedavg has no such option"),
+    (["--set", "model=resnet81"], "resnet18"),
+    (["--set", "model.hiden=[8]"], "hiden"),
+    (["--set", "data.name=fashion-mnist-slize"], "fashion-mnist-slice"),
+    (["--set", "data.partition.clients=20000"], "20000 clients"),
+    (["--set", "cohort=41"], "cohort"),
+    (["--set", "cohort=true"], "cohort"),
+    (["--set", "local.epochs=1"], "either local.steps or local.epochs"),
+    (["--set", "local.lr=fast"], "local.lr: must be a valid number"),
+    (["--set", "server.optimizer=sdg"], "sgd"),
+    (["--set", "server.momentun=0.9"], "momentun"),
+    (["--set", "evaluate.clients=5"], "set data.holdout"),
+    (["--set", "rounds"], "write it as key=value"),
+    (["--set", "rounds=[1"], "not valid YAML"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a[1:]) for a, _ in BAD])
+def test_bad_values(command, recipe: Path, arguments: list[str], message: str) -> None:
+    code, _, err = command("run", recipe, "--out", "run", *arguments)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert not Path("run").exists(), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "rounds: 3\n", "line 12: rounds is given twice"),
+        (GOOD.replace("alpha: 0.5}", "alpha: 0.5"), "line"),
+        (GOOD[:80], "recipe.yaml"),
+        ("", "a config is a mapping"),
+        ("- 1\n", "a config is a mapping"),
+        (GOOD.replace("  lr: 0.1\n", "  lr: -1\n"), "recipe.yaml, line 10: local.lr: must be greater than 0"),
+        (GOOD.replace("cohort: 4\n", ""), "cohort: this key is missing"),
+        (GOOD.replace("kind: dirichlet, ", ""), "data.partition: this section needs a `kind`"),
+    ],
+)  # fmt: skip
+def test_bad_files(command, recipe: Path, text: str, message: str) -> None:
+    recipe.write_text(text)
+    code, _, err = command("run", recipe)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_missing_things(command, recipe: Path) -> None:
+    for arguments, message in (
+        (("run", "nowhere.yaml"), "no such file"),
+        (("resume", "nowhere"), "holds no run"),
+        (("data", "nowhere.yaml"), "no such file"),
+    ):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert message in err
+    code, _, err = command("run")
+    assert code == 2
+    assert "Traceback" not in err
+
+
+def test_a_damaged_checkpoint_is_said(command, recipe: Path) -> None:
+    command("run", recipe, "--out", "run")
+    file = Path("run/checkpoint/000002/state.safetensors")
+    file.write_bytes(file.read_bytes()[:-10])
+    code, out, _ = command("resume", "run")
+    assert code == 0
+    assert "000002 is damaged" in " ".join(out.split())
+    for file in Path("run/checkpoint").rglob("*.safetensors"):
+        file.write_bytes(b"")
+    code, _, err = command("resume", "run")
+    assert code == 2
+    assert "checkpoints are damaged" in err
+
+
+def test_help_teaches(command) -> None:
+    for arguments, expected in (
+        (("--help",), "quickstart"),
+        (("run", "--help"), "--set"),
+        (("resume", "--help"), "checkpoint"),
+        (("data", "--help"), "label split"),
+    ):
+        code, out, _ = command(*arguments)
+        assert code == 0
+        assert expected in out
