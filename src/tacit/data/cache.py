@@ -35,8 +35,11 @@ def has(key: str) -> bool:
 def read(key: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """The entry's arrays, memory-mapped read-only, and what was noted about them."""
     folder = root() / key
-    arrays = {p.stem: np.load(p, mmap_mode="r") for p in sorted(folder.glob("*.npy"))}
-    about: dict[str, Any] = json.loads((folder / _ABOUT).read_text())
+    try:
+        arrays = {p.stem: np.load(p, mmap_mode="r") for p in sorted(folder.glob("*.npy"))}
+        about: dict[str, Any] = json.loads((folder / _ABOUT).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"the cached data in {folder} are damaged ({error}); delete that folder") from None
     return arrays, about
 
 

@@ -74,7 +74,10 @@ def check(name: str, path: Path | str | None = None, offline: bool = False) -> N
             raise UserError(
                 "data set 'folder' needs a path: a folder of pictures with one sub-folder per class"
             )
-    elif not name.startswith(HUB) or name == HUB:
+    elif name.startswith(HUB) and name != HUB:
+        if path is not None:
+            raise UserError(f"{name!r} comes from the hub; for a folder of pictures use data set 'folder'")
+    else:
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}"
         raise UserError(f"unknown data set {name!r}; {hint}")

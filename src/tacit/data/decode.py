@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from rich.console import Console
+from rich.progress import track
 
 from tacit.errors import UserError
 
@@ -37,7 +39,8 @@ def cifar10(folder: Path) -> Arrays:
     """CIFAR-10 as sheets of PNG (one picture a row), as the binary version, or as the Python version."""
     for pattern, read in _CIFAR.items():
         if any(folder.rglob(pattern.format("data_batch_1"))):
-            train = [read(_find(folder, pattern.format(f"data_batch_{i}"))) for i in range(1, 6)]
+            batches = track(range(1, 6), "decoding CIFAR-10", console=Console(stderr=True), transient=True)
+            train = [read(_find(folder, pattern.format(f"data_batch_{i}"))) for i in batches]
             test = read(_find(folder, pattern.format("test_batch")))
             train_x, test_x = np.concatenate([x for x, _ in train]), test[0]
             if pattern.endswith(

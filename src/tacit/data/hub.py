@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -67,8 +68,17 @@ def convert(
     what: str | Path, columns: Columns, size: int | None, offline: bool, into: Path, about: dict[str, Any]
 ) -> None:
     """Write `train_x.npy`, `train_y.npy`, …, `test_users.npy` into a folder, and note classes and licence."""
-    splits = _from_folder(what) if isinstance(what, Path) else _from_hub(what, offline)
-    train, test = _train_and_test(splits)
+    with tempfile.TemporaryDirectory() as scratch:
+        splits = _from_folder(what, scratch) if isinstance(what, Path) else _from_hub(what, offline)
+        train, test = _train_and_test(splits)
+        _write(train, test, columns, size, into, about)
+    about["licence"] = train.info.license or "not stated; see the data set's page"
+    about["origin"] = str(what)
+
+
+def _write(
+    train: Any, test: Any, columns: Columns, size: int | None, into: Path, about: dict[str, Any]
+) -> None:
     columns = _guess(train, columns)
     shape = _shape(train, columns, size)
     codes, about["classes"] = _classes(train, columns)
@@ -79,8 +89,6 @@ def convert(
         np.save(into / f"{split}_y.npy", _labels(table, columns, codes))
         if columns.user is not None:
             np.save(into / f"{split}_users.npy", np.asarray(table[columns.user]))
-    about["licence"] = train.info.license or "not stated; see the data set's page"
-    about["origin"] = str(what)
 
 
 def _from_hub(name: str, offline: bool) -> Any:
@@ -121,11 +129,11 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
 
 
-def _from_folder(folder: Path) -> Any:
+def _from_folder(folder: Path, scratch: str) -> Any:
     import datasets
 
     try:
-        return datasets.load_dataset("imagefolder", data_dir=str(folder))
+        return datasets.load_dataset("imagefolder", data_dir=str(folder), cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
         raise UserError(f"{folder} cannot be read as a folder of pictures ({_first_line(error)})") from None
 

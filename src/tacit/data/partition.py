@@ -34,12 +34,16 @@ def iid(n: int, clients: int, rng: np.random.Generator) -> Partition:
     return _disjoint(Partition(_offsets(sizes), rng.permutation(n)), n)
 
 
-def natural(users: NDArray[Any], rng: np.random.Generator | None = None) -> Partition:
+def natural(users: NDArray[Any] | None, rng: np.random.Generator | None = None) -> Partition:
     """One client per distinct user id, in sorted order of the ids.
 
     Without a generator each client's records stay in the order of the data: a held-out tail is then its
     most recent part if the data are in order of time.
     """
+    if users is None:
+        raise UserError(
+            "these records do not say whose they are; name a user column, or choose another partition"
+        )
     ids, owner = np.unique(users, return_inverse=True)
     return _rows(owner.reshape(-1), len(ids), rng)
 
@@ -50,9 +54,9 @@ def dirichlet(labels: NDArray[Any], clients: int, alpha: float, rng: np.random.G
     Small α: a client sees few classes; large α: all alike. The data hold a fixed number of records of each
     class, so not every wish can be met. All clients ask at once, by multinomial draws from their proportions;
     where a class is asked for more often than it has records, a fair lottery decides. What a client did not
-    get it asks for again, from its proportions over the classes that are left (in proportion to what is left,
-    if it wanted none of those). A turn settles everything or empties a class, so there are few. Hence some
-    realised proportions are flatter than the drawn ones, the more so the fewer clients there are.
+    get it asks for again, from its proportions over the classes that are left (freshly drawn if it wanted
+    none of those). A turn settles everything or empties a class, so there are few. Hence some realised
+    proportions are flatter than the drawn ones, the more so the fewer clients there are.
     """
     if not (alpha > 0 and np.isfinite(alpha)):
         raise UserError(
@@ -65,10 +69,11 @@ def dirichlet(labels: NDArray[Any], clients: int, alpha: float, rng: np.random.G
     counts = np.zeros((clients, len(classes)), np.int64)
     sizes = missing.copy()
     while missing.any():
-        weights = wish * (left > 0)
-        totals = weights.sum(axis=1, keepdims=True)
-        weights = np.where(totals > 1e-12, weights / np.maximum(totals, 1e-12), left / left.sum())
-        asked = rng.multinomial(missing, weights / weights.sum(axis=1, keepdims=True))
+        wish[:, left == 0] = 0
+        lost = np.flatnonzero(wish.sum(axis=1) < 1e-9)
+        wish[np.ix_(lost, left > 0)] = rng.dirichlet(np.full((left > 0).sum(), alpha), size=len(lost))
+        wish /= wish.sum(axis=1, keepdims=True)
+        asked = rng.multinomial(missing, wish)
         for c in np.flatnonzero(asked.sum(axis=0) > left):
             asked[:, c] = rng.multivariate_hypergeometric(asked[:, c], left[c], method="marginals")
         counts += asked
@@ -159,7 +164,10 @@ def _deal(codes: NDArray[Any], counts: NDArray[np.int64], rng: np.random.Generat
 
 def _rows(owner: NDArray[Any], clients: int, rng: np.random.Generator | None) -> Partition:
     """Group records by owner; inside a client in random order, or in the data's without a generator."""
-    order = np.arange(len(owner)) if rng is None else rng.permutation(len(owner))
+    # Half the memory where int32 will do; it is what limits the size of a population.
+    order: Indices = np.arange(len(owner), dtype=np.int32 if len(owner) < 2**31 else np.int64)
+    if rng is not None:
+        rng.shuffle(order)
     indices = order[np.argsort(owner[order], kind="stable")]
     sizes = np.bincount(owner, minlength=clients)
     return _disjoint(Partition(_offsets(sizes), indices), len(owner))

@@ -1,0 +1,128 @@
+"""What each client holds: rows for a program, a table for a terminal, a picture for a report.
+
+Only the clients that are shown are looked at, so ten million of them are described as fast as ten.
+
+>>> from tacit.data.records import ArrayRecords
+>>> records = ArrayRecords(np.zeros((6, 1, 2, 2), np.uint8), [0, 0, 1, 1, 1, 2])
+>>> clients = Population(records, np.array([0, 4, 6]), np.arange(6), holdout=0.25)
+>>> client_table(clients, classes=3, limit=1)
+[ClientRow(client=0, train=3, test=1, labels=(2, 2, 0))]
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from tacit.data.population import Population
+from tacit.errors import UserError
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client: how many records it trains and tests on, and how many of each class it owns in all."""
+
+    client: int
+    train: int
+    test: int
+    labels: tuple[int, ...]
+    """Empty where the records have no classes."""
+
+
+def client_table(population: Population, classes: int, limit: int = 20) -> list[ClientRow]:
+    """At most `limit` clients, evenly spread over the population."""
+    shown = np.linspace(0, len(population) - 1, min(limit, len(population))).astype(int)
+    return [_row(population, classes, int(client)) for client in shown]
+
+
+def to_json(population: Population, classes: int, limit: int = 20) -> dict[str, Any]:
+    """Plain values for `json.dumps`: the population in numbers, and some of its clients."""
+    sizes = population.sizes
+    return {
+        "clients": len(population),
+        "records": len(population.indices),
+        "train_records": int(sizes.sum(dtype=np.int64)),
+        "train_size": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+        "shown": [asdict(row) for row in client_table(population, classes, limit)],
+    }
+
+
+def to_table(population: Population, classes: int, limit: int = 20) -> Table:
+    """The same for a terminal. More than twelve classes would not fit; then the largest few are named."""
+    rows = client_table(population, classes, limit)
+    table = Table(title=f"{len(rows)} of {len(population):,} clients", caption=_caption(population))
+    for name in ("client", "train", "test"):
+        table.add_column(name, justify="right")
+    wide = classes <= 12 and bool(rows[0].labels)
+    for name in (
+        [f"class {c}" if c == 0 else str(c) for c in range(classes)] if wide else ["most frequent classes"]
+    ):
+        table.add_column(name, justify="right" if wide else "left")
+    for row in rows:
+        cells = [str(n) if n else "·" for n in row.labels] if wide else [_largest(row)]
+        table.add_row(f"{row.client:,}", f"{row.train:,}", f"{row.test:,}", *cells)
+    return table
+
+
+def split_picture(population: Population, classes: int, path: Path | str, limit: int = 30) -> None:
+    """A PNG: a row for each of up to `limit` clients, a column for each class; darker is more records."""
+    from matplotlib.figure import Figure  # a second of imports that a run does not need
+
+    if population.records.labels is None:
+        raise UserError("these records have no class labels, so there is no label split to draw")
+    rows = client_table(population, classes, limit)
+    counts = np.array([row.labels for row in rows])
+    # Small splits have room for the numbers, which say more than a shade.
+    numbered = classes <= 20
+    width = 3.2 + (0.42 * classes if numbered else min(10.0, 0.09 * classes + 3.0))
+    figure = Figure(figsize=(max(6.0, width), 1.9 + 0.24 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    axes.set_yticks(
+        range(len(rows)), [f"{row.client:,}  (n = {row.train + row.test:,})" for row in rows], fontsize=8
+    )
+    axes.set_ylabel("client  (n: its records)")
+    axes.set_xlabel("class")
+    if numbered:
+        axes.set_xticks(range(classes))
+        _write_numbers(axes, counts)
+    shown = "every client" if len(rows) == len(population) else f"{len(rows)} of {len(population):,} clients"
+    held = float((counts > 0).sum(axis=1).mean())
+    axes.set_title(f"Labels of {shown}: {held:.1f} of {classes} classes each, on average", fontsize=10)
+    figure.colorbar(image, ax=axes, label="records of the class", fraction=0.05)
+    # Under its final name only when complete, so that no reader sees half a picture.
+    scratch = Path(f"{path}.part")
+    figure.savefig(scratch, format="png", dpi=130)
+    scratch.replace(path)
+
+
+def _row(population: Population, classes: int, client: int) -> ClientRow:
+    train, test = population.train(client), population.test(client)
+    labels = population.records.labels
+    histogram: tuple[int, ...] = ()
+    if labels is not None:
+        own = np.concatenate([train, test])
+        histogram = tuple(np.bincount(labels[own], minlength=classes).tolist())
+    return ClientRow(client, len(train), len(test), histogram)
+
+
+def _caption(population: Population) -> str:
+    sizes = population.sizes
+    return f"training records a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
+
+
+def _largest(row: ClientRow) -> str:
+    order = np.argsort(row.labels)[::-1][:6]
+    return ", ".join(f"{c}: {row.labels[c]:,}" for c in order if row.labels[c]) or "·"
+
+
+def _write_numbers(axes: Any, counts: NDArray[np.int64]) -> None:
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            colour = "white" if count > 0.55 * counts.max() else "black"
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
