@@ -59,6 +59,11 @@ def test_the_picture_is_a_picture(classes: int, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["split.png"]
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written to"):
+        split_picture(population(), 10, tmp_path / "no" / "such" / "split.png")
+
+
 def test_records_without_classes_have_a_table_but_no_picture(tmp_path: Path) -> None:
     records = ArrayRecords(np.zeros((4, 1)), np.zeros(4))
     people = Population(records, np.array([0, 2, 4]), np.arange(4))

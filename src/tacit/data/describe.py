@@ -97,8 +97,13 @@ def split_picture(population: Population, classes: int, path: Path | str, limit:
     figure.colorbar(image, ax=axes, label="records of the class", fraction=0.05)
     # Under its final name only when complete, so that no reader sees half a picture.
     scratch = Path(f"{path}.part")
-    figure.savefig(scratch, format="png", dpi=130)
-    scratch.replace(path)
+    try:
+        figure.savefig(scratch, format="png", dpi=130)
+        scratch.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"the picture cannot be written to {path} ({error.strerror}); name another place"
+        ) from None
 
 
 def _row(population: Population, classes: int, client: int) -> ClientRow:
