@@ -204,10 +204,12 @@ def test_memory_follows_the_client_and_survives(config, dataset) -> None:
     saved, _ = checkpoint.newest(result.path / "checkpoint")
     store = MemoryStore(result.path / "memory")
     visits = {int(c): store.load(int(c), v)["visits"].item() for c, v in saved.facts["memory"].items()}
-    from tacit.config.build import build_population, build_release
+    from tacit.federation.release import seeded_cohort
+    from tacit.privacy.sampling import FixedSize
 
-    release = build_release(settings, build_population(settings, dataset))
-    expected = np.bincount(np.concatenate([release.draw(r) for r in range(6)]), minlength=12)
+    expected = np.bincount(
+        np.concatenate([seeded_cohort(FixedSize(5), 12, 0, r) for r in range(6)]), minlength=12
+    )
     assert [visits.get(c, 0) for c in range(12)] == expected.tolist()
     files = list((result.path / "memory").rglob("*.safetensors"))
     assert len(files) <= 2 * len(visits), "old versions are removed"

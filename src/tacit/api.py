@@ -23,6 +23,7 @@ from tacit.algorithms import Algorithm
 from tacit.config import Config
 from tacit.config.build import build_job, build_release, build_settings
 from tacit.data import Dataset
+from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.tasks import Task
@@ -89,9 +90,9 @@ def new_folder(name: str) -> Path:
     return next(folder for folder in candidates if not folder.exists())
 
 
-def _federation(config: Config, folder: Path, job: Any, trackers: Sequence[Tracker]) -> Federation:
+def _federation(config: Config, folder: Path, job: Job, trackers: Sequence[Tracker]) -> Federation:
     own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
-    release = build_release(config, job.population)
+    release = build_release(config, job)
     return Federation(job, build_settings(config), release, folder, [*own, *trackers])
 
 

@@ -31,16 +31,24 @@ class Work(Protocol):
     def travel(self) -> float:
         """The sum of the step sizes taken so far (K·η at a constant rate)."""
 
+    @property
+    def steps_before(self) -> int:
+        """Local steps of a client in all rounds before this one (nominal: rounds × K)."""
+
+    @property
+    def noise_variance(self) -> float:
+        """φ = (σC/B)², the variance that privacy adds to each coordinate of a gradient; 0 without privacy."""
+
     def load(self, theta: Tensor) -> Tensor:
         """Copy `theta` into the model and return the model's own vector: change it in place to step."""
 
     def steps(self) -> Iterator[float]:
         """One iteration for each local step, with the step size; each has a batch of its own."""
 
-    def gradient(self) -> Tensor:
+    def gradient(self, fresh: bool = False) -> Tensor:
         """The gradient (plain or private) at the model's current values, on the step's batch.
 
-        A buffer that the next call overwrites: `clone()` what must outlive the step.
+        `fresh` draws another batch first. A buffer that the next call overwrites: `clone()` what must last.
         """
 
 
@@ -69,6 +77,16 @@ class Round(Protocol):
 @dataclass(frozen=True)
 class Algorithm:
     """Base of all algorithms; the defaults are FedAvg's traffic: θ down, Δ up, the client keeps nothing."""
+
+    @property
+    def queries(self) -> int:
+        """Gradients asked of one batch in a step; each is paid for under example-level privacy."""
+        return 1
+
+    @property
+    def batches(self) -> int:
+        """Independent batches drawn in a step; each is paid for under example-level privacy."""
+        return 1
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         """The server's state before the first round; it holds at least `theta`."""

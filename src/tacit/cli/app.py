@@ -93,13 +93,16 @@ def data(
     resolved = config.load(file, config.parse_overrides(overrides))
     dataset = build_dataset(resolved)
     population = build_population(resolved, dataset)
-    describe.split_picture(population, dataset.classes, picture)
+    labelled = dataset.train.labels is not None
+    if labelled:
+        describe.split_picture(population, dataset.classes, picture)
     if as_json:
-        print(json.dumps({**describe.to_json(population, dataset.classes, limit), "picture": str(picture)}))
+        facts = describe.to_json(population, dataset.classes, limit)
+        print(json.dumps({**facts, "picture": str(picture) if labelled else None}))
         return
     console.print(f"[bold]{dataset.name}[/bold] ({dataset.licence}), {dataset.origin}")
-    console.print(describe.client_table(population, dataset.classes, limit))
-    console.print(f"label split drawn in {picture}")
+    console.print(describe.to_table(population, dataset.classes, limit))
+    console.print(f"Label split drawn in {picture}" if labelled else "No labels, so no picture of them.")
 
 
 def _console(quiet: bool) -> Console:

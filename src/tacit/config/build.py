@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from tacit import data, models, randomness
@@ -15,15 +18,27 @@ from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, build_
 from tacit.data import Dataset, Population, partition
 from tacit.engine import Job, Local
 from tacit.errors import UserError
-from tacit.federation import PlainRelease, Release, Settings
-from tacit.privacy.sampling import FixedSize, Poisson
+from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
+from tacit.federation.release import participations
+from tacit.privacy.adaptive import Adaptive
+from tacit.privacy.clipping import Clip
+from tacit.privacy.mechanism import Privacy, batch_sampling
+from tacit.privacy.planning import solve_noise
+from tacit.privacy.sampling import FixedSize, Poisson, Sampling
 from tacit.tasks import Classification, Task
 
 
 def build_dataset(config: Config) -> Dataset:
     """The records, fetched if need be."""
+    section = config.data
     return data.load(
-        config.data.name, path=config.data.path, offline=config.data.offline, size=config.data.size
+        section.name,
+        path=section.path,
+        offline=section.offline,
+        size=section.size,
+        image=section.image,
+        label=section.label,
+        user=section.user,
     )
 
 
@@ -71,17 +86,18 @@ def build_job(
         raise UserError(f"cohort: {config.cohort.size} of {len(population)} clients; lower cohort.size")
     if config.evaluate.clients and not config.data.holdout:
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
-    local = config.local
+    local = Local(config.local.batch, config.local.steps, config.local.epochs, config.local.clip)
     return Job(
         model=model or build_model(config, dataset),
         task=task or Classification(),
         population=population,
         test=dataset.test,
         algorithm=algorithm,
-        local=Local(local.batch, local.steps, local.epochs, local.clip),
+        local=local,
         seed=config.seed,
         memory=folder / "memory",
         evaluation_batch=config.evaluate.batch,
+        privacy=build_privacy(config, population, algorithm, local),
     )
 
 
@@ -112,8 +128,73 @@ def _workers(config: Config) -> int:
     return 0 if workers == 1 else workers
 
 
-def build_release(config: Config, population: Population) -> Release:
+def build_sampling(config: Config, clients: int) -> Sampling:
+    """How cohorts are drawn."""
+    client_level = config.privacy is not None and config.privacy.unit == "client"
+    kind = config.cohort.sampling or ("poisson" if client_level else "fixed")
+    return FixedSize(config.cohort.size) if kind == "fixed" else Poisson(config.cohort.size / clients)
+
+
+def build_privacy(
+    config: Config, population: Population, algorithm: Algorithm, local: Local
+) -> Privacy | None:
+    """The guarantee, with its noise found for the budget if it is not given."""
+    section = config.privacy
+    if section is None:
+        return None
+    sampling = build_sampling(config, len(population))
+    noise = section.noise
+    if noise is None:
+        assert section.epsilon is not None
+        if section.unit == "example":
+            plays = participations(sampling, len(population), config.seed, config.rounds)
+            noise = noise_for_examples(
+                plays, population.sizes, local, algorithm, section.epsilon, section.delta
+            )
+        elif isinstance(sampling, Poisson):
+            noise = solve_noise(sampling.rate, config.rounds, section.epsilon, section.delta)
+        else:
+            raise UserError("privacy.noise: give it, or set cohort.sampling to poisson to have it found")
+    adaptive = section.adaptive
+    return Privacy(
+        unit=section.unit,
+        noise=noise,
+        delta=section.delta,
+        clip=Clip(section.clip.bound, section.clip.per, section.clip.mode),
+        sampling=sampling,
+        epsilon=section.epsilon,
+        noise_at=section.noise_at,
+        entropy=section.entropy,
+        adaptive=None if adaptive is None else Adaptive(**adaptive.model_dump()),
+    )
+
+
+def noise_for_examples(
+    plays: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    local: Local,
+    algorithm: Algorithm,
+    epsilon: float,
+    delta: float,
+) -> float:
+    """The noise that keeps the worst client's ε within a budget when client i plays `plays[i]` rounds."""
+    worst: dict[tuple[float, int], None] = {}
+    for played, examples in {(int(p), int(n)) for p, n in zip(plays, sizes, strict=True) if p}:
+        steps = played * local.nominal_steps(examples) * algorithm.batches
+        worst[batch_sampling(examples, local.batch).rate, steps] = None
+    dominant = [
+        (rate, steps)
+        for rate, steps in worst
+        if not any(r >= rate and s >= steps and (r, s) != (rate, steps) for r, s in worst)
+    ]
+    noise = max(solve_noise(rate, steps, epsilon, delta) for rate, steps in dominant)
+    # Several gradients of one batch are one query of √queries times the sensitivity.
+    return noise * math.sqrt(algorithm.queries)
+
+
+def build_release(config: Config, job: Job) -> Release:
     """How cohorts are drawn and uploads let through."""
-    size, clients = config.cohort.size, len(population)
-    sampling = FixedSize(size) if config.cohort.sampling == "fixed" else Poisson(size / clients)
-    return PlainRelease(sampling, clients, config.seed)
+    if job.privacy is not None:
+        return PrivateRelease(job.privacy, job, weighted=config.weights == "examples")
+    clients = len(job.population)
+    return PlainRelease(build_sampling(config, clients), clients, config.seed)

@@ -95,6 +95,10 @@ class Data(Section):
     """Never ask a hub."""
     size: PositiveInt | None = None
     """Resize images of a hub data set or an image folder to this many pixels a side."""
+    image: str | None = None
+    """Columns of a hub data set, where their names cannot be guessed: pictures, labels, and users."""
+    label: str | None = None
+    user: str | None = None
 
 
 class ConstantSchedule(Section):
@@ -146,8 +150,11 @@ class Cohort(Section):
     """How many clients take part in a round; a bare number is short for a cohort of that size."""
 
     size: PositiveInt
-    sampling: Literal["fixed", "poisson"] = "fixed"
-    """`fixed`: that many, without replacement. `poisson`: each client tosses a coin; `size` on average."""
+    sampling: Literal["fixed", "poisson"] | None = None
+    """`fixed`: that many, without replacement. `poisson`: each client tosses a coin; `size` on average.
+
+    Left out: poisson under client-level privacy (its guarantee is the better one), else fixed.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -185,6 +192,53 @@ class Server(BaseModel):
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+class Clipping(Section):
+    """The bound on what one unit can change; a bare number is short for one global bound."""
+
+    bound: PositiveFloat
+    per: Literal["global", "uniform", "dim"] = "global"
+    """One bound for everything, or one for each layer: equal, or growing with the layer's dimension."""
+    mode: Literal["clip", "normalize"] = "clip"
+    """Only ever shrink, or rescale each layer to exactly its bound once the whole exceeds its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_bound(cls, value: Any) -> Any:
+        return {"bound": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class AdaptiveClipping(Section):
+    """Let the clip follow a quantile of the clients' norms (Andrew et al., 2021), within the same budget."""
+
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    rate: PositiveFloat = 0.2
+    count_noise: PositiveFloat = 5.0
+    """Noise on the number of clients within the clip, in clients; a twentieth of the cohort is usual."""
+
+
+class PrivacySettings(Section):
+    """Turns any method into its private version."""
+
+    unit: Literal["client", "example"]
+    """What is protected: all of a client's data, or each single record."""
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    clip: Clipping
+    noise: NonNegativeFloat | None = None
+    """Noise multiplier σ; left out, it is the smallest that keeps all rounds within `epsilon`."""
+    epsilon: PositiveFloat | None = None
+    """The budget: the run stops before it would be exceeded."""
+    noise_at: Literal["server", "clients"] = "server"
+    entropy: Literal["os", "seed"] = "os"
+    """Where coins and noise come from: the operating system, or the run's seed (a simulation, no claim)."""
+    adaptive: AdaptiveClipping | None = None
+
+    @model_validator(mode="after")
+    def _noise_or_budget(self) -> Self:
+        if self.noise is None and self.epsilon is None:
+            raise ValueError("give privacy.noise, or privacy.epsilon to have the noise found for it")
+        return self
 
 
 class Evaluation(Section):
@@ -227,6 +281,7 @@ class Config(Section):
     """How clients count in the mean: equally, or by their number of examples."""
     local: LocalTraining
     server: Server = Server()
+    privacy: PrivacySettings | None = None
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineSettings = EngineSettings()
@@ -240,6 +295,3 @@ class Config(Section):
         if clients is not None and cohort.size > clients:
             raise ValueError(f"a cohort of {cohort.size} out of {clients} clients; lower cohort.size")
         return cohort
-
-
-__all__ = ["Config", "NonNegativeFloat", "build_schedule"]

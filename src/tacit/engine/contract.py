@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.privacy.clipping import Bound
 from tacit.vector import Vectors
 
 SHARDS = 32
@@ -28,7 +29,13 @@ class Order:
     round: int
     lr: float
     weighted: bool = False
-    """Weigh a client by its number of examples (never under a privacy guarantee)."""
+    """Weigh a client by its number of examples (never under a client-level guarantee)."""
+    attempt: int = 0
+    """How often this round was charged before: a round played again must not repeat its noise."""
+    drawn: int = 0
+    """Clients in the cohort, for those that add their share of the noise themselves."""
+    bound: Bound | None = None
+    """Client-level privacy: the bound on everything a client sends, taken together."""
 
 
 class Visit(NamedTuple):

@@ -7,6 +7,7 @@ client part, adds the upload to a running sum, and goes on to the next client.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from tacit.algorithms import Algorithm
 from tacit.data import Population, Records
 from tacit.engine.contract import Order, Report, Visit
 from tacit.engine.memory import MemoryStore
-from tacit.engine.work import Local, LocalWork
+from tacit.engine.work import Gradients, Local, LocalWork, PlainGradients, PrivateGradients
+from tacit.gradients import ClippedGradient
+from tacit.privacy.mechanism import Privacy
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors, read_buffers
 
@@ -50,6 +53,7 @@ class Job:
     memory: Path
     personal: tuple[str, ...] = ()
     evaluation_batch: int = 500
+    privacy: Privacy | None = None
 
     @cached_property
     def layout(self) -> Layout:
@@ -77,6 +81,8 @@ class Worker:
         self.flat = Flat(job.model, job.personal)
         self.memory = MemoryStore(job.memory)
         self._initial_personal = self.flat.personal.clone()
+        example_level = job.privacy is not None and job.privacy.unit == "example"
+        self._clipped = ClippedGradient(self.flat) if example_level else None
 
     def sum(self, order: Order, message: Vectors, shard: Sequence[Visit], into: Vectors) -> list[Report]:
         """Train a shard's clients in turn and leave the weighted sum of their uploads in `into`."""
@@ -98,9 +104,10 @@ class Worker:
             job.population.records,
             job.population.train(client),
             job.local,
+            self._gradients(order, client),
             order.round,
             order.lr,
-            randomness.generator(job.seed, "batches", order.round, client),
+            queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
         )
         try:
             upload, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
@@ -110,7 +117,7 @@ class Worker:
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
         if flat.buffers.numel():
             upload[BUFFERS] = flat.buffers
-        norm = math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
+        norm = self._bound(order, client, upload)
         finite = math.isfinite(norm)
         weight = (float(work.examples) if order.weighted else 1.0) if finite else 0.0
         if finite:
@@ -129,6 +136,33 @@ class Worker:
             remembers=finite and bool(memory),
             seconds=time.perf_counter() - start,
         )
+
+    def _gradients(self, order: Order, client: int) -> Gradients:
+        job = self.job
+        if self._clipped is None:
+            rng = randomness.generator(job.seed, "batches", order.round, client)
+            return PlainGradients(job.local, rng)
+        assert job.privacy is not None
+        name = (job.seed, order.round, order.attempt, client)
+        return PrivateGradients(
+            job.local,
+            job.privacy,
+            self._clipped,
+            job.privacy.coins(*name, 0),
+            job.privacy.source(*name, 1),
+            job.algorithm.batches,
+        )
+
+    def _bound(self, order: Order, client: int, upload: Vectors) -> float:
+        """Under client-level privacy, clip the upload and add the client's share of the noise; its norm."""
+        if order.bound is None:
+            return math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
+        norm = order.bound.apply(upload)
+        privacy = self.job.privacy
+        if privacy is not None and privacy.noise_at == "clients" and math.isfinite(norm):
+            source = privacy.source(self.job.seed, order.round, order.attempt, client, 1)
+            privacy.share_(upload, source, order.drawn, order.bound.bound)
+        return norm
 
     @staticmethod
     def _check(upload: Mapping[str, Tensor], into: Vectors) -> None:

@@ -59,14 +59,23 @@ class Result:
     metrics: list[Record]
     finished: bool
     """False when the run was interrupted; `tacit resume` goes on."""
+    stopped: str | None = None
+    """Why it ended before its last round, if it did."""
 
     def last(self, name: str) -> float:
         """A metric's newest value."""
-        return float([r[name] for r in self.metrics if name in r][-1])
+        return self._values(name)[-1]
 
     def best(self, name: str = "accuracy") -> float:
         """A metric's largest value."""
-        return max(float(r[name]) for r in self.metrics if name in r)
+        return max(self._values(name))
+
+    def _values(self, name: str) -> list[float]:
+        values = [float(record[name]) for record in self.metrics if name in record]
+        if not values:
+            known = sorted({key for record in self.metrics for key in record})
+            raise KeyError(f"no round recorded {name!r}; there is {', '.join(known) or 'nothing'}")
+        return values
 
 
 @dataclass
@@ -112,7 +121,9 @@ class Federation:
         self.round = 0
         self.seconds = 0.0
         self.notes: list[str] = []
+        self.stopped: str | None = None
         self._metrics_size = 0
+        self._release_state: dict[str, Any] = {}
         self.trackers: list[Tracker] = list(trackers)
         self._unsaved: set[int] = set()
         self._restore()
@@ -126,12 +137,22 @@ class Federation:
         self.trackers.insert(0, self._metrics)
         engine = self._engine()
         try:
+            self.release.open(self.folder, self._release_state)
             facts = {"parameters": self.layout.size, "clients": len(self.job.population), "notes": self.notes}
             for tracker in self.trackers:
                 tracker.start(self.round, settings.rounds, facts)
             with _stop_requested() as stop:
                 while self.round < settings.rounds and not stop():
                     record = self._play_round(engine)
+                    if record is None:
+                        if self.round == 0:
+                            raise UserError(
+                                "privacy.epsilon: not even one round fits into the budget; "
+                                "raise the noise or the budget (`tacit plan --help` shows how)"
+                            )
+                        self.stopped = "the next round would exceed the privacy budget"
+                        self._save()
+                        break
                     for tracker in self.trackers:
                         tracker.round(record)
                     last = self.round == settings.rounds or stop()
@@ -139,13 +160,15 @@ class Federation:
                         self._save()
         finally:
             engine.close()
+            self.release.close()
             for tracker in self.trackers:
                 tracker.close()
         write_values(self.job.model, self.layout, self.state["theta"])
         if BUFFERS in self.state:
             write_buffers(self.job.model, self.state[BUFFERS])
         metrics = read_metrics(self.folder / "metrics.jsonl")
-        return Result(self.folder, self.job.model, metrics, self.round == settings.rounds)
+        finished = self.round == settings.rounds or self.stopped is not None
+        return Result(self.folder, self.job.model, metrics, finished, self.stopped)
 
     def _engine(self) -> Engine:
         settings = self.settings
@@ -157,16 +180,20 @@ class Federation:
         message = self.job.algorithm.message(self.state)
         return {**message, BUFFERS: self.state[BUFFERS]} if BUFFERS in self.state else message
 
-    def _play_round(self, engine: Engine) -> Record:
+    def _play_round(self, engine: Engine) -> Record | None:
+        """One round; None if the privacy budget has no room for it."""
         start = time.perf_counter()
         settings = self.settings
         lr = settings.lr * settings.lr_schedule(self.round)
-        order = Order(self.round, lr, settings.weighted)
+        cohort = self.release.draw(self.round)
+        if cohort is None:
+            return None
+        order = self.release.prepare(Order(self.round, lr, settings.weighted), cohort)
         message = self._message()
-        visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in self.release.draw(self.round)]
+        visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in cohort]
         total, reports = engine.sum(order, message, visits, self._progress(len(visits)))
         self._refuse_if_none_finite(reports)
-        mean = self.release.mean(self.round, total, reports)
+        mean = self.release.mean(order, total, reports)
         if mean is not None:
             self._step(mean, lr)
         for report in reports:
@@ -251,6 +278,7 @@ class Federation:
             "metrics_bytes": self._metrics.size,
             "optimizer": scalars,
             "seconds": self.seconds,
+            "release": self.release.state(),
         }
         self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
         folder = self.folder / "checkpoint"
@@ -275,6 +303,7 @@ class Federation:
         self.memory = {int(client): version for client, version in saved.facts["memory"].items()}
         self.round, self.seconds = saved.round, float(saved.facts["seconds"])
         self._metrics_size = int(saved.facts["metrics_bytes"])
+        self._release_state = saved.facts["release"]
 
 
 @contextmanager
