@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tacit import models
 from tacit.vector import Layout
-from tacit.vector.blocks import Blocks, Cut, _assemble, blocks, heads_of
+from tacit.vector.blocks import Blocks, Cut, _assemble, blocks
 from tacit.vector.layout import Segment
 
 transformers = pytest.importorskip("transformers")
@@ -70,7 +70,7 @@ KINDS = ["architecture", "fine", "tensor"]
 
 
 def partition(module: nn.Module, kind: str = "architecture", personal: tuple[str, ...] = ()) -> Blocks:
-    return blocks(Layout.of(module, personal), kind, heads_of(module))  # type: ignore[arg-type]
+    return blocks(Layout.of(module, personal), kind)  # type: ignore[arg-type]
 
 
 def ids(b: Blocks) -> Tensor:

@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tacit.vector.layout import Layout, Segment
 
@@ -101,31 +101,13 @@ class Blocks:
         return vector.contiguous()
 
 
-def heads_of(module: nn.Module) -> dict[str, int]:
-    """The number of heads of each attention module, by its name; empty if there is none.
-
-    Knows this package's ViT, torch's own attention, and transformers' (ViT, Swin, BERT, RoBERTa, GPT-2, …),
-    which all keep the number on the attention module itself. Swin's differs from stage to stage.
-    """
-    found = {}
-    for name, part in module.named_modules():
-        for attribute in ("num_attention_heads", "num_heads", "heads"):
-            heads = getattr(part, attribute, None)
-            if isinstance(heads, int) and not isinstance(heads, bool):
-                found[name] = heads
-                break
-    return found
-
-
-def blocks(layout: Layout, kind: Kind = "architecture", heads: Mapping[str, int] | None = None) -> Blocks:
-    """Partition the shared part of `layout`; a personal part is never sent, so it has no blocks.
-
-    `heads` is `heads_of(module)`. Without it a transformer is not recognised as one.
-    """
+@lru_cache
+def blocks(layout: Layout, kind: Kind = "architecture") -> Blocks:
+    """Partition the shared part of `layout`; a personal part is never sent, so it has no blocks."""
     if kind not in ("architecture", "fine", "tensor"):
         raise ValueError(f"unknown kind of blocks {kind!r}; choose architecture, fine or tensor")
     segments = layout.shared_segments
-    transformer = Transformer(segments, heads or {})
+    transformer = Transformer(segments, dict(layout.heads))
     cuts: Iterable[Cut] = (Cut(s.name, s) for s in segments)
     if kind != "tensor" and transformer.inside:
         cuts = transformer.cuts(fine=kind == "fine")

@@ -52,6 +52,8 @@ class Layout:
 
     segments: tuple[Segment, ...]
     shared: int
+    heads: tuple[tuple[str, int], ...] = ()
+    """Attention modules by name, and the number of heads of each."""
 
     @staticmethod
     def of(module: nn.Module, personal: Sequence[str] = ()) -> Layout:
@@ -79,7 +81,7 @@ class Layout:
                 shared = offset
         if shared == 0:
             raise ValueError("every parameter is personal: nothing would be left to learn together")
-        return Layout(tuple(segments), shared)
+        return Layout(tuple(segments), shared, tuple(heads_of(module).items()))
 
     @cached_property
     def size(self) -> int:
@@ -114,3 +116,19 @@ class Layout:
             for _, parts in self.layer_slices()
         ]
         return torch.stack(squares).sqrt()
+
+
+def heads_of(module: nn.Module) -> dict[str, int]:
+    """The number of heads of each attention module, by its name; empty if there is none.
+
+    Knows this package's ViT, torch's own attention, and transformers' (ViT, Swin, BERT, RoBERTa, GPT-2, …),
+    which all keep the number on the attention module itself. Swin's differs from stage to stage.
+    """
+    found = {}
+    for name, part in module.named_modules():
+        for attribute in ("num_attention_heads", "num_heads", "heads"):
+            heads = getattr(part, attribute, None)
+            if isinstance(heads, int) and not isinstance(heads, bool):
+                found[name] = heads
+                break
+    return found
