@@ -1,9 +1,9 @@
 """A clipping bound that follows a quantile of the clients' norms (Andrew, Thakkar, McMahan, Ramaswamy 2021).
 
-Each client of the cohort adds one bit to its upload: whether its norm was within the bound C in force. The noisy
-share b̃ of such clients moves the bound: C ← C·exp(−η(b̃ − γ)). The bits, shifted by ½ so that one client moves
-their sum by ½, are one more query beside the update; the two together cost what one query with the announced
-noise multiplier z would, if the update gets the slightly larger multiplier
+Each client of the cohort adds one bit to its upload: whether its norm was within the bound C in force.
+The noisy share b̃ of such clients moves the bound: C ← C·exp(−η(b̃ − γ)). The bits, shifted by ½ so that one
+client moves their sum by ½, are one more query beside the update; the two together cost what one query with
+the announced noise multiplier z would, if the update gets the slightly larger multiplier
 
     z_Δ = (z⁻² − (2σ_b)⁻²)^(−½).
 

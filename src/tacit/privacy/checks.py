@@ -15,7 +15,7 @@ from tacit.privacy.mechanism import Unit
 
 
 def refuse_batch_norm(model: nn.Module, unit: Unit) -> None:
-    """BatchNorm mixes records (no sensitivity per record), and its statistics are an upload without a bound."""
+    """BatchNorm mixes records, so none has a bounded influence, and its statistics escape the clipping."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             why = (

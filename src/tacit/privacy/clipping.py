@@ -13,10 +13,10 @@ All vectors count together: a second vector that escaped the bound would leak wh
 Per-layer rules give each layer h its own C_h with √ΣC_h² = C, so the sensitivity is the same C:
 "uniform" C_h = C/√H; "dim" C_h = C·√(d_h/Σd). Two modes:
 
-- `clip` (Definition 3 of "Federated learning with differential privacy for speech recognition"): each layer is
-  shrunk to C_h if it is longer, never grown;
-- `normalize` (that paper's code): nothing happens while the whole is ≤ C; beyond it every layer is rescaled to
-  exactly C_h, also the short ones.
+- `clip` (Definition 3 of "Federated learning with differential privacy for speech recognition"): each
+  layer is shrunk to C_h if it is longer, never grown;
+- `normalize` (that paper's code): nothing happens while the whole is ≤ C; beyond it every layer is
+  rescaled to exactly C_h, also the short ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Clip:
     ) -> Bound:
         """The rule for uploads of exactly these named sizes; `bound` overrides C (adaptive clipping).
 
-        A vector as long as the model's shared part is divided into the layout's layers; any other is one layer.
+        A vector as long as the model's shared part is divided into the layout's layers; another is one layer.
         """
         c = self.bound if bound is None else bound
         if self.per == "global":
@@ -69,7 +69,7 @@ class Clip:
         return Bound(c, self.mode, dict(sizes), groups)
 
     def groups(self, layout: Layout) -> list[tuple[tuple[slice, ...], float]]:
-        """The same rule for one record's gradient of the whole model: slices of the flat vector, and their C_h."""
+        """The same rule for one record's gradient: slices of the whole flat vector, and their C_h."""
         if self.per == "global":
             return [((slice(0, layout.size),), self.bound)]
         layers = [tuple(("", part) for part in parts) for _, parts in layout.layer_slices(shared_only=False)]
@@ -106,8 +106,8 @@ class Bound:
     def apply(self, uploads: Vectors) -> float:
         """Shrink `uploads` to the rule, in place; returns their joint norm before that.
 
-        Half-precision vectors are replaced by float32 ones first, since rounding to half could exceed C. An
-        upload with a value that is not finite becomes all zeros (its owner adds nothing); the norm is then inf.
+        Half-precision vectors are replaced by float32 ones first, since rounding to half could exceed C.
+        An upload with a value that is not finite becomes all zeros: its owner adds nothing, the norm is inf.
         """
         self._check(uploads)
         for name, vector in uploads.items():
@@ -132,7 +132,7 @@ class Bound:
         factor = group.bound / norm * _SAFE
         for name, part in group.parts:
             piece = uploads[name][part]
-            # Below float32's normal numbers the factor itself would lose its digits; divide in two steps instead.
+            # Near the ends of float32 the factor itself would lose its digits; go through float64 there.
             if factor < 2.0**-100 or factor > 2.0**100:
                 piece.copy_(piece.double() * factor)
             else:
@@ -142,8 +142,8 @@ class Bound:
         found = {name: vector.numel() for name, vector in uploads.items()}
         if found != self.sizes:
             raise UserError(
-                f"the client part returned {found} where {self.sizes} was announced: every upload must be known to "
-                "the clipping rule, or it would escape it; return the same names and sizes in every round"
+                f"the client part returned {found} where {self.sizes} was announced: an upload unknown to "
+                "the clipping rule would escape it; return the same names and sizes in every round"
             )
 
 
@@ -153,14 +153,14 @@ def _within(norm: float, bound: float) -> bool:
 
 
 def _square(vector: Tensor) -> float:
-    """The sum of squares in float64, a stretch at a time: exact to 1e-12, safe from overflow, one pass over memory.
+    """The sum of squares in float64, a stretch at a time: exact to 1e-12, no overflow, one pass over memory.
 
     float32 sums over 10⁸ coordinates are wrong by 1e-4, and torch's float64 norm of a float32 vector is
     twenty times slower than this.
     """
     scratch = torch.empty(min(_STRETCH, vector.numel()), dtype=torch.float64, device=vector.device)
     total = 0.0
-    for stretch in vector.split(_STRETCH):
+    for stretch in torch.split(vector, _STRETCH):
         wide = scratch[: stretch.numel()].copy_(stretch)
         total += torch.dot(wide, wide).item()
     return total

@@ -1,7 +1,8 @@
 """The ledger: what was spent, on disk before anything is released.
 
-An append-only file of JSON lines. The first line says what the ledger is of; each further line is one charge, and
-`Ledger.charge` returns only after the disk has it. ε is never stored: it is always a replay of the charges.
+An append-only file of JSON lines. The first line says what the ledger is of; each further line is one
+charge, and `Ledger.charge` returns only after the disk has it. ε is never stored: it is always a replay of
+the charges.
 
 >>> import tempfile
 >>> path = Path(tempfile.mkdtemp()) / "ledger.jsonl"
@@ -10,7 +11,7 @@ An append-only file of JSON lines. The first line says what the ledger is of; ea
 ...     for round in range(3):
 ...         ledger.charge(Charge(round, (cost,)))
 ...     print(f"{ledger.epsilon().value:.2f}")
-2.05
+2.09
 >>> with Ledger.open(path, Header("client", 1e-5, cost)) as ledger:   # a resume repeats round 2
 ...     ledger.charge(Charge(2, (cost,)))
 >>> print(path.read_text().splitlines()[1:])
@@ -19,10 +20,10 @@ An append-only file of JSON lines. The first line says what the ledger is of; ea
 Rules
 -----
 - A round that is played again after a crash is charged again: nobody knows what the first one let out.
-- Equal charges of consecutive rounds are merged into one line when a ledger is opened (written anew beside the old
-  file, synced, then renamed over it). During a run a charge is one short line at the end of the file.
-- A last line that is cut off belongs to a charge that never returned, so nothing was released for it. It is counted
-  all the same, as the most expensive charge the run could have made.
+- Equal charges of consecutive rounds are merged into one line when a ledger is opened (written anew beside
+  the old file, synced, then renamed over it). During a run a charge is one short line at the end of the file.
+- A last line that is cut off belongs to a charge that never returned, so nothing was released for it. It is
+  counted all the same, as the most expensive charge the run could have made.
 - Damage anywhere else is refused: then nobody can say what was spent.
 """
 
@@ -90,7 +91,7 @@ class Ledger:
 
     @staticmethod
     def open(path: Path, header: Header) -> Ledger:
-        """Open `path` for charges, mending a torn end and merging equal charges; or start it with `header`."""
+        """Open `path` for charges, mending a torn end and merging equal charges; or start it anew."""
         if not path.exists():
             return Ledger(_write(path, header, []), path, header, [])
         fd = os.open(path, os.O_RDWR)
@@ -188,7 +189,7 @@ def _dominating(parts: Iterable[Part]) -> Part:
     return Part(replace(most, noise=noise), steps)
 
 
-# --- the file -------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------------
 
 
 def _write(path: Path, header: Header, entries: Sequence[Charge]) -> int:
@@ -214,7 +215,7 @@ def _write(path: Path, header: Header, entries: Sequence[Charge]) -> int:
 
 
 def _lock(fd: int, path: Path) -> None:
-    """Refuse a second writer: each would miss the other's charges. The lock ends with the process, however it ends.
+    """Refuse a second writer: each would miss the other's charges. The lock ends with its process.
 
     A record lock and not `flock`, since forked workers that outlive a killed run must not keep it.
     """

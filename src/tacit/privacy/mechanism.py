@@ -9,6 +9,7 @@ disagree. What is not sound cannot be built: the error names the fix.
 ('add-remove', 0.5)
 >>> privacy.charge(3, population=100).parts
 (Part(event=PoissonGaussian(rate=0.1, noise=1.0), steps=1, clients=None),)
+>>> import torch
 >>> total = {"delta": torch.zeros(4)}      # what the cohort's bounded uploads add up to
 >>> mean = privacy.release(total, SeededNoise(1), population=100)     # N(0, (1.0 · 0.5)²) ÷ 10 each
 
@@ -29,7 +30,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tacit.errors import UserError
@@ -72,7 +72,7 @@ class Privacy:
         if self.noise > 0 and math.isinf(self.clip.bound):
             raise UserError("privacy.clip is infinite, so no noise is enough; set a clip, or noise to 0")
         if self.epsilon is not None and not 0 < self.epsilon < math.inf:
-            raise UserError(f"privacy.epsilon {self.epsilon}: a budget is a number > 0; leave it out for none")
+            raise UserError(f"privacy.epsilon {self.epsilon}: choose a budget > 0, or leave it out for none")
         if self.epsilon is not None and self.noise == 0:
             raise UserError(
                 "privacy.noise is 0 and privacy.epsilon sets a budget, which not one round can keep; "
@@ -80,11 +80,11 @@ class Privacy:
             )
         if self.unit == "example" and self.noise_at == "clients":
             raise UserError(
-                "privacy.noise_at: at example level every gradient is noised by its client already; leave it out"
+                "privacy.noise_at: at example level each client noises its own gradients; leave it out"
             )
         if self.adaptive is not None:
             if self.unit == "example":
-                raise UserError("privacy.adaptive follows the norms of clients' updates; it needs unit: client")
+                raise UserError("privacy.adaptive follows norms of clients' updates; it needs unit: client")
             if math.isinf(self.clip.bound):
                 raise UserError("privacy.adaptive needs a finite clip to start from, such as 1.0")
             self.adaptive.update_noise(self.noise)
@@ -127,8 +127,8 @@ class Privacy:
         units, what = (population, "clients") if self.unit == "client" else (records, "records of a client")
         if units is not None and self.delta >= 1 / units:
             return [
-                f"δ = {self.delta:g} is not below 1 ÷ {units:,} {what}: a mechanism that publishes one of them "
-                f"at random would pass; choose δ below {1 / units:.1g}"
+                f"δ = {self.delta:g} is not below 1 ÷ {units:,} {what}: publishing one of them at random "
+                f"would pass; choose δ below {1 / units:.1g}"
             ]
         return []
 
@@ -142,7 +142,9 @@ class Privacy:
         """The noise for a release: secret, or named by numbers such as (seed, round) in a simulation."""
         return SeededNoise(*name) if self.simulated else OsNoise()
 
-    def bind(self, sizes: Mapping[str, int], layout: Layout | None = None, bound: float | None = None) -> Bound:
+    def bind(
+        self, sizes: Mapping[str, int], layout: Layout | None = None, bound: float | None = None
+    ) -> Bound:
         """The clipping rule for the uploads of a round; `bound` is the one in force if it is adaptive."""
         return self.clip.bind(sizes, layout, bound)
 
@@ -186,7 +188,7 @@ class Privacy:
             noise.add_(vector, self.std(bound) / math.sqrt(drawn))
 
     def next_bound(self, bound: float, within: int, arrived: int, population: int, noise: Noise) -> float:
-        """Adaptive clipping: the next round's bound, when `within` of `arrived` clients had norm ≤ `bound`."""
+        """Adaptive clipping: the next bound, when `within` of `arrived` clients had a norm ≤ `bound`."""
         if self.adaptive is None:
             return bound
         expected = self.sampling.expected(population)
@@ -235,7 +237,7 @@ class Privacy:
 
 
 def batch_sampling(examples: int, batch: int) -> Poisson:
-    """How a client of `examples` records draws batches of `batch` expected records; for draw and charge alike."""
+    """How a client draws batches of `batch` expected records out of `examples`; for draw and charge alike."""
     if examples < 1:
         raise UserError("a client without records cannot take part; leave it out of the partition")
     return Poisson(min(1.0, batch / examples))

@@ -14,8 +14,8 @@ torch's own `manual_seed` takes 32 bits on the CPU (the rest of the number is dr
 guessed by trying all seeds. Here all 624 words of the generator's state are set, afresh for every 65,536
 coordinates. The generator (Mersenne Twister) stretches that entropy and is not a cryptographic one: whoever
 already knows the exact noise of some coordinates could compute that of others in the same stretch.
-Normals are made from 24-bit uniforms, so a single coordinate never exceeds 5.8 standard deviations. Statements
-list both as floating-point effects.
+Normals are made from 24-bit uniforms, so a single coordinate never exceeds 5.8 standard deviations.
+Statements name both among what is not covered.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class SeededNoise:
 
     def add_(self, vector: Tensor, std: float) -> None:
         """Add N(0, std²) to each coordinate, in place; a later call continues the stream."""
-        _add_normal_(vector, std, lambda: self._sequence.spawn(1)[0].generate_state(_WORDS))
+        _add_normal_(vector, std, self._fresh)
+
+    def _fresh(self) -> Words:
+        return self._sequence.spawn(1)[0].generate_state(_WORDS).astype(np.uint32)
 
 
 def _add_normal_(vector: Tensor, std: float, fresh: Callable[[], Words]) -> None:
@@ -74,7 +77,7 @@ def _add_normal_(vector: Tensor, std: float, fresh: Callable[[], Words]) -> None
         return
     generator = torch.Generator()
     scratch = torch.empty(min(_STRETCH, vector.numel()), dtype=vector.dtype)
-    for stretch in vector.split(_STRETCH):
+    for stretch in torch.split(vector, _STRETCH):
         _set_state(generator, fresh())
         part = scratch[: stretch.numel()]
         part.normal_(0.0, std, generator=generator)

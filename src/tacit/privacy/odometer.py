@@ -1,11 +1,13 @@
 """Who has spent what: one odometer per client, and the worst of them, cheaply.
 
-At client level everyone pays for every round. At example level a client's records pay only for the rounds it took
-part in: its own participations × local steps, at its own rate B/n_i. What counts for the statement is the worst
-client. Computing ε for each of a million clients would take days, so clients with equal totals are one profile,
-profiles that another one dominates are dropped (ε grows with the rate, with the number of events and as the noise
-falls), and the rest is visited in the order of the cheap RDP bound until no other can be worse.
+At client level everyone pays for every round. At example level a client's records pay only for the rounds
+it took part in: its own participations × local steps, at its own rate B/n_i. What counts for the statement
+is the worst client. Computing ε for each of a million clients would take days, so clients with equal totals
+are one profile, profiles that another one dominates are dropped (ε grows with the rate, with the number of
+events and as the noise falls), and the rest is visited in the order of the quick RDP bound until no other
+can be worse.
 
+>>> from tacit.privacy.accounting import PoissonGaussian
 >>> often, seldom = PoissonGaussian(rate=0.01, noise=1.0), PoissonGaussian(rate=0.1, noise=1.0)
 >>> meter = Odometer()
 >>> meter.add(often, 400, clients=[1, 2, 3])
@@ -20,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tacit.privacy.accounting import Epsilon, Event, PoissonGaussian, epsilon, exceeds, rdp_epsilon
+from tacit.privacy.accounting import Epsilon, Event, epsilon, exceeds, rdp_epsilon
 
 Profile = tuple[tuple[Event, int], ...]
 """How often each event happened to a client: sorted, so that equal totals compare equal."""
@@ -63,7 +65,7 @@ class Odometer:
     def worst(self, delta: float) -> Worst:
         """The largest ε among the clients, and whose totals it comes from."""
         candidates = self._candidates(self._everyone, self._holders)
-        # `Epsilon.value` is at most the RDP bound: once that is below the largest value, no other can be worse.
+        # `Epsilon.value` never exceeds the RDP bound: where that is below the largest value, stop.
         candidates.sort(key=lambda profile: rdp_epsilon(dict(profile), delta), reverse=True)
         worst = Worst(epsilon(dict(candidates[0]), delta), candidates[0])
         for profile in candidates[1:]:
@@ -88,7 +90,7 @@ class Odometer:
     @staticmethod
     def _candidates(everyone: Profile, own: Iterable[Profile]) -> list[Profile]:
         profiles = {everyone} | {_merge(everyone, profile) for profile in own}
-        simple = [p for p in profiles if len(p) == 1 and isinstance(p[0][0], PoissonGaussian)]
+        simple: list[Profile] = [p for p in profiles if len(p) == 1]
         mixed = [p for p in profiles - set(simple) if p]
         return _undominated(simple) + mixed or [()]
 

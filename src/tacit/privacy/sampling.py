@@ -12,7 +12,7 @@ bound (replace-one adjacency). It is never accounted as Poisson.
 >>> Poisson(0.001).draw(rng, population=10_000_000).size  # 10,000 are expected
 10124
 >>> FixedSize(3).draw(rng, population=10).tolist()
-[2, 4, 5]
+[2, 4, 6]
 
 Amplification holds only against those who do not know the coins. `secret_rng()` takes them from the operating
 system; a seeded generator is for simulations.
