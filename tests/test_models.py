@@ -205,3 +205,9 @@ def test_smallest_image_of_the_cnn() -> None:
     with pytest.raises(UserError):
         models.build("cnn", (1, 21, 22), 2)
     assert models.build("cnn", (1, 22, 22), 2)(torch.zeros(1, 1, 22, 22)).shape == (1, 2)
+
+
+def test_residual_branches_start_small_but_alive() -> None:
+    weights = {n: p for n, p in small("resnet18").named_parameters() if "norm" in n and n.endswith("weight")}
+    for name, weight in weights.items():
+        assert (weight == (torch.tensor(8.0).rsqrt() if "norm2" in name else 1.0)).all(), name
