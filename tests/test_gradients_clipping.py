@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradients_reference import assert_exact, close, record_gradients, squared_outputs
+from gradients_reference import assert_exact, close, lengths, record_gradients, squared_outputs
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.vector import Flat
@@ -36,7 +36,7 @@ def test_any_bound_and_any_parts_give_the_same_sum(b, bound, micro, seed):
     torch.manual_seed(seed)
     flat, batch = Flat(small_cnn()), images(b)
     rows = record_gradients(flat, batch, losses)
-    norms = rows.norm(dim=1)
+    norms = lengths(rows)
     result = ClippedGradient(flat, micro_batch=micro)(batch, losses, bound)
     close(result.norms, norms, 1e-5)
     close(flat.grad, (rows * (bound / norms).clamp(max=1).unsqueeze(1)).sum(0), 1e-5)
@@ -61,7 +61,7 @@ def test_per_layer_and_per_group_bounds():
     assert result.norms.shape == (6, 4)
     for g, (parts, c) in enumerate(zip(layers, bounds, strict=True)):
         own = torch.cat([rows[:, s] for s in parts], 1)
-        norms = own.norm(dim=1)
+        norms = lengths(own)
         close(result.norms[:, g], norms, 1e-5)
         expected = (own * (c / norms).clamp(max=1).unsqueeze(1)).sum(0)
         close(torch.cat([flat.grad[s] for s in parts]), expected, 1e-5)
@@ -220,7 +220,7 @@ def test_precondition():
     flat, batch = Flat(small_cnn()), images(5)
     scale = torch.rand(flat.layout.size) * 3
     rows = record_gradients(flat, batch, losses) * scale
-    norms = rows.norm(dim=1)
+    norms = lengths(rows)
     bound = float(norms.median())
     result = ClippedGradient(flat, precondition=scale)(batch, losses, bound)
     close(result.norms, norms, 1e-5)
@@ -303,7 +303,7 @@ def test_autocast_bfloat16_with_norms_in_float32(outside):
     else:
         result = clipped(batch, half, 0.5)
     assert result.norms.dtype == torch.float32 and flat.grad.dtype == torch.float32
-    close(result.norms, rows.norm(dim=1), 0.03)
+    close(result.norms, lengths(rows), 0.03)
     # The norms are those of the gradients that are summed: each share has norm C to float32's precision.
     assert (result.norms > 0.5).all()
     one = clipped({"x": batch["x"][:1]}, half, 0.5)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.records import Explicit, PerRecord, in_full, zero_outside
+from tacit.gradients.records import Explicit, PerRecord, in_full, traffic, zero_outside
 from tacit.gradients.tape import Tape, Unsupported
 
 
@@ -60,7 +60,8 @@ class Patches:
     geometry: Geometry
 
     def squares(self) -> Tensor:
-        return (self._patch_gram() * _gram(self.grad, self.geometry.groups)).flatten(1).sum(1).clamp_min(0.0)
+        products = self._patch_gram().mul_(_gram(self.grad, self.geometry.groups))
+        return products.flatten(1).sum(1).clamp_min(0.0)
 
     def _patch_gram(self) -> Tensor:
         """Products of all pairs of patches: [B, groups, H, W, H, W] over output pixels."""
@@ -159,7 +160,7 @@ def _weight_form(
     gram = pixels**2 * x.shape[1] + outputs**2 * (
         grad.shape[1] + SHIFT * geometry.groups * prod(geometry.kernel)
     )
-    if x.shape[0] == records and gram < TRAFFIC * prod(shape):
+    if x.shape[0] == records and gram < traffic(prod(shape)):
         return Patches(x, grad, geometry)
     weights = per_record_weights(x, grad, geometry)
     return Explicit(
@@ -169,8 +170,6 @@ def _weight_form(
 
 SHIFT = 8
 """Multiplications of a matrix product that take as long as one number of a shifted addition (measured)."""
-TRAFFIC = 60
-"""Multiplications that take as long as writing and twice reading one explicit number (measured)."""
 
 
 def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
