@@ -57,8 +57,10 @@ def bert_small() -> nn.Module:
 
 
 def torch_encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(12, 3, 20, batch_first=True)
-    return nn.Sequential(nn.Embedding(9, 12), nn.TransformerEncoder(layer, 2), nn.Linear(12, 5))
+    layer = nn.TransformerEncoderLayer(12, 3, 20)
+    return nn.Sequential(
+        nn.Embedding(9, 12), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(12, 5)
+    )
 
 
 def our_vit() -> nn.Module:
