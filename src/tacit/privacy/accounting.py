@@ -2,6 +2,7 @@
 
 An event is one noisy access to the data; `epsilon` composes any number of them.
 
+>>> from tacit.privacy.events import PoissonGaussian
 >>> cost = epsilon({PoissonGaussian(rate=0.029465, noise=1.536): 2006}, delta=1e-9)
 >>> print(f"ε {cost.pld:.2f} by PLD, {cost.rdp:.2f} by RDP at order {cost.order:.1f}")
 ε 6.17 by PLD, 6.51 by RDP at order 6.7
@@ -19,7 +20,11 @@ Which neighbouring relation goes with which event:
 | `FixedSizeGaussian` | replace one | 2C | no bound in dp_accounting | Wang, Balle, Kasiviswanathan 2019 |
 
 `noise` is always the noise's standard deviation ÷ the clipping bound C. dp_accounting's fixed-size bound
-takes the standard deviation ÷ the *sensitivity*, which is 2C when a unit is replaced: hence the half below.
+takes the standard deviation ÷ the *sensitivity*, which is 2C when a unit is replaced: hence the half in
+`dp_event`.
+
+dp_accounting is imported where it is used: it takes a second, which commands and workers that never ask for
+ε should not wait for.
 """
 
 from __future__ import annotations
@@ -27,63 +32,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-import dp_accounting
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.rdp import rdp_privacy_accountant
 
 from tacit.errors import UserError
-
-Relation = Literal["add-remove", "replace-one"]
-
-
-@dataclass(frozen=True, order=True)
-class PoissonGaussian:
-    """Each unit joins with probability `rate`; the sum of contributions of norm ≤ C gets N(0, (noise·C)²)."""
-
-    rate: float
-    noise: float
-
-    relation: ClassVar[Relation] = "add-remove"
-
-    def dp_event(self) -> Any:
-        """The same mechanism in dp_accounting's words."""
-        if self.noise == 0:
-            return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.PoissonSampledDpEvent(self.rate, dp_accounting.GaussianDpEvent(self.noise))
-
-
-@dataclass(frozen=True, order=True)
-class FixedSizeGaussian:
-    """`size` of `population` units without replacement; their sum gets N(0, (noise·C)²)."""
-
-    size: int
-    population: int
-    noise: float
-
-    relation: ClassVar[Relation] = "replace-one"
-
-    @property
-    def rate(self) -> float:
-        return self.size / self.population
-
-    def dp_event(self) -> Any:
-        """The same mechanism in dp_accounting's words; its multiplier is per sensitivity, and that is 2C."""
-        if self.noise == 0:
-            return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.SampledWithoutReplacementDpEvent(
-            self.population, self.size, dp_accounting.GaussianDpEvent(self.noise / 2)
-        )
-
-
-Event = PoissonGaussian | FixedSizeGaussian
-Spend = Mapping[Event, int]
-"""Events and how often each happened, in any (adaptive) order."""
+from tacit.privacy.events import Event, FixedSizeGaussian, Spend
 
 
 @dataclass(frozen=True)
@@ -118,7 +75,7 @@ def rdp_epsilon(spend: Spend, delta: float) -> float:
 
 
 def pld_epsilon(spend: Spend, delta: float, rough: bool = False) -> float:
-    """The PLD bound alone (RDP where there is none). `rough`: a coarse grid, quick and still an upper bound."""
+    """The PLD bound alone, or RDP where there is none. `rough`: quick, coarse, still an upper bound."""
     items = _items(spend, delta)
     pld = _pld_epsilon(items, delta, _ROUGH if rough else _FINE) if items else 0.0
     return rdp_epsilon(spend, delta) if pld is None else pld
@@ -133,6 +90,19 @@ def exceeds(spend: Spend, budget: float, delta: float) -> bool:
 def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise UserError(f"δ = {delta} is not a probability; choose 0 < δ < 1, well below 1 ÷ population")
+
+
+def dp_event(event: Event) -> Any:
+    """The same mechanism in dp_accounting's words; its fixed-size multiplier is per sensitivity (2C)."""
+    import dp_accounting
+
+    if event.noise == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    if isinstance(event, FixedSizeGaussian):
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            event.population, event.size, dp_accounting.GaussianDpEvent(event.noise / 2)
+        )
+    return dp_accounting.PoissonSampledDpEvent(event.rate, dp_accounting.GaussianDpEvent(event.noise))
 
 
 Items = tuple[tuple[Event, int], ...]
@@ -153,27 +123,35 @@ def _items(spend: Spend, delta: float) -> Items:
 
 @lru_cache(maxsize=4096)
 def _rdp_epsilon(items: Items, delta: float) -> tuple[float, float]:
+    from dp_accounting.rdp import rdp_privacy_accountant
+
     total = sum(count * _rdp(event) for event, count in items)
     value, order = rdp_privacy_accountant.compute_epsilon(_ORDERS, total, delta)
     return float(value), float(order)
 
 
-_ORDERS = np.array(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
-_RDP_RELATION = {
-    "add-remove": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace-one": dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
+_ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024])
+_FEW_ORDERS = (1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, *range(3, 17), 20, 24, 32, 48, 63, 128)
 
 
 @lru_cache(maxsize=1024)
 def _rdp(event: Event) -> Any:
-    """Rényi divergences of one event, at all orders."""
-    accountant = rdp_privacy_accountant.RdpAccountant(_ORDERS, _RDP_RELATION[event.relation])
+    """Rényi divergences of one event, at all orders; infinite where it was not worth computing."""
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    fixed = isinstance(event, FixedSizeGaussian)
+    relation = NeighboringRelation.REPLACE_ONE if fixed else NeighboringRelation.ADD_OR_REMOVE_ONE
+    # The fixed-size bound takes a hundred times longer for each order, and its best orders are low.
+    chosen = np.isin(_ORDERS, _FEW_ORDERS) if fixed else np.full(len(_ORDERS), True)
+    accountant = RdpAccountant(_ORDERS[chosen], relation)
     with _quiet():
-        accountant.compose(event.dp_event())
+        accountant.compose(dp_event(event))
+    divergences = np.full(len(_ORDERS), np.inf)
     # With very much noise the true divergence drowns in rounding (1e-15) and may come out negative, which
     # dp_accounting would turn into ε = 0. Round up instead; even 10⁷ events then add only 1e-6.
-    return np.maximum(accountant.rdp, 0) + 1e-13
+    divergences[chosen] = np.maximum(accountant.rdp, 0) + 1e-13
+    return divergences
 
 
 @contextlib.contextmanager
@@ -199,6 +177,8 @@ _FINE, _ROUGH = 30_000, 2_000
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(items: Items, delta: float, points: int) -> float | None:
+    from dp_accounting.pld import privacy_loss_distribution
+
     if delta < SMALLEST_PLD_DELTA:
         return None
     merged: list[tuple[float, float, int]] = []
@@ -222,6 +202,8 @@ def _pld_epsilon(items: Items, delta: float, points: int) -> float | None:
 
 @lru_cache(maxsize=64)
 def _pld(rate: float, noise: float, interval: float, tail: int) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution
+
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise,
         sampling_prob=rate,

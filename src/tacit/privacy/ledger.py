@@ -39,7 +39,8 @@ from types import TracebackType
 from typing import Any
 
 from tacit.errors import UserError
-from tacit.privacy.accounting import Epsilon, Event, FixedSizeGaussian, PoissonGaussian, Relation
+from tacit.privacy.accounting import Epsilon
+from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian, Relation
 from tacit.privacy.odometer import Odometer
 
 _VERSION = 1

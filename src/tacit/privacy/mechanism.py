@@ -33,9 +33,10 @@ import numpy as np
 from torch import Tensor
 
 from tacit.errors import UserError
-from tacit.privacy.accounting import Event, FixedSizeGaussian, PoissonGaussian, Relation, check_delta
+from tacit.privacy.accounting import check_delta
 from tacit.privacy.adaptive import Adaptive
 from tacit.privacy.clipping import Bound, Clip
+from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian, Relation
 from tacit.privacy.ledger import Charge, Header, Part
 from tacit.privacy.noise import Noise, OsNoise, SeededNoise
 from tacit.privacy.sampling import Poisson, Sampling, secret_rng

@@ -7,7 +7,7 @@ are one profile, profiles that another one dominates are dropped (ε grows with 
 events and as the noise falls), and the rest is visited in the order of the quick RDP bound until no other
 can be worse.
 
->>> from tacit.privacy.accounting import PoissonGaussian
+>>> from tacit.privacy.events import PoissonGaussian
 >>> often, seldom = PoissonGaussian(rate=0.01, noise=1.0), PoissonGaussian(rate=0.1, noise=1.0)
 >>> meter = Odometer()
 >>> meter.add(often, 400, clients=[1, 2, 3])
@@ -22,7 +22,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tacit.privacy.accounting import Epsilon, Event, epsilon, exceeds, rdp_epsilon
+from tacit.privacy.accounting import Epsilon, epsilon, exceeds, rdp_epsilon
+from tacit.privacy.events import Event
 
 Profile = tuple[tuple[Event, int], ...]
 """How often each event happened to a client: sorted, so that equal totals compare equal."""

@@ -1,8 +1,9 @@
 """Questions before a run: what will it cost, and what must change to cost less?
 
->>> solve_noise(rate=0.05, rounds=200, epsilon=1.0, delta=1e-3)
+>>> from tacit.privacy.events import PoissonGaussian
+>>> solve_noise(lambda noise: PoissonGaussian(0.05, noise), times=200, epsilon=1.0, delta=1e-3)
 2.02
->>> solve_rounds(rate=0.05, noise=2.02, epsilon=1.0, delta=1e-3)
+>>> solve_times(PoissonGaussian(0.05, noise=2.02), epsilon=1.0, delta=1e-3)
 201
 
 Answers keep the promise: noise is rounded up, rounds and cohorts are rounded down, so ε never exceeds the
@@ -16,9 +17,10 @@ import math
 from collections.abc import Callable
 
 from tacit.errors import UserError
-from tacit.privacy.accounting import Epsilon, Event, PoissonGaussian, epsilon, pld_epsilon
+from tacit.privacy.accounting import Epsilon, epsilon, pld_epsilon
+from tacit.privacy.events import Event
 
-MOST_ROUNDS = 10_000_000
+MOST_TIMES = 10_000_000
 
 
 def cost(event: Event, times: int, delta: float) -> Epsilon:
@@ -26,11 +28,11 @@ def cost(event: Event, times: int, delta: float) -> Epsilon:
     return epsilon({event: times}, delta)
 
 
-def solve_noise(rate: float, rounds: int, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier of three digits that keeps ε ≤ `epsilon` with Poisson sampling."""
+def solve_noise(event: Callable[[float], Event], times: int, epsilon: float, delta: float) -> float:
+    """The smallest noise multiplier of three digits that keeps ε ≤ `epsilon` over `times` events with it."""
 
     def fits(index: int, bound: Bound) -> bool:
-        return bound(PoissonGaussian(rate, _noise(index)), rounds, delta) <= epsilon
+        return bound(event(_noise(index)), times, delta) <= epsilon
 
     found = _solve(fits, _LEAST_NOISE, _MOST_NOISE)
     if found is None:
@@ -38,24 +40,24 @@ def solve_noise(rate: float, rounds: int, epsilon: float, delta: float) -> float
     return _noise(found)
 
 
-def solve_rounds(rate: float, noise: float, epsilon: float, delta: float) -> int:
-    """The most rounds that keep ε ≤ `epsilon` with Poisson sampling."""
-    event = PoissonGaussian(rate, noise)
-    over = _solve(lambda rounds, bound: bound(event, rounds, delta) > epsilon, 1, MOST_ROUNDS)
+def solve_times(event: Event, epsilon: float, delta: float) -> int:
+    """How often an event may happen while ε ≤ `epsilon`: the most rounds at client level."""
+    over = _solve(lambda times, bound: bound(event, times, delta) > epsilon, 1, MOST_TIMES)
     if over == 1:
         raise UserError(
-            f"one round costs more than ε = {epsilon:g} with noise {noise:g} at rate {rate:g}; "
+            f"one round costs more than ε = {epsilon:g} with noise {event.noise:g} at rate {event.rate:g}; "
             "raise the noise or lower the rate"
         )
-    return MOST_ROUNDS if over is None else over - 1
+    return MOST_TIMES if over is None else over - 1
 
 
-def solve_cohort(population: int, noise: float, rounds: int, epsilon: float, delta: float) -> int:
-    """The largest cohort, to three digits, that keeps ε ≤ `epsilon` when drawn by Poisson sampling."""
+def solve_cohort(
+    event: Callable[[int], Event], population: int, times: int, epsilon: float, delta: float
+) -> int:
+    """The largest cohort, to three digits, that keeps ε ≤ `epsilon`."""
 
     def exceeds(index: int, bound: Bound) -> bool:
-        rate = min(1.0, _digits(index) / population)
-        return bound(PoissonGaussian(rate, noise), rounds, delta) > epsilon
+        return bound(event(min(_digits(index), population)), times, delta) > epsilon
 
     over = _solve(exceeds, 1, _index(population / 1e4) + 1)
     if over == 1:

@@ -3,12 +3,12 @@
 A paragraph for a person and a dictionary for a program, both made from the privacy object and a replay of
 the ledger.
 
->>> from tacit.privacy import Charge, Clip, Poisson, Privacy
+>>> from tacit.privacy import Clip, Poisson, Privacy
 >>> privacy = Privacy("client", noise=1.0, delta=1e-5, clip=Clip(0.5), sampling=Poisson(0.1))
 >>> entry = privacy.charge(0, population=1000)
 >>> statement = make_statement(privacy, [entry], population=1000)
 >>> print(statement.text().splitlines()[0])
-This run is (ε = 1.65, δ = 1e-05)-differentially private for whole clients.
+This run is (ε = 1.69, δ = 1e-05)-differentially private for whole clients.
 
 Two observers at example level
 ------------------------------
@@ -81,14 +81,15 @@ class Statement:
         lines = []
         if self.simulation:
             lines.append(
-                "Simulation: coins and noise came from a seed and can be repeated, so nothing is claimed. With "
-                "secret entropy the following would hold."
+                "Simulation: coins and noise came from a seed and can be repeated, so nothing is claimed. "
+                "With secret entropy the following would hold."
             )
         if math.isinf(self.epsilon):
             lines.append("This run gives no differential privacy: its noise is 0.")
         else:
             lines.append(
-                f"This run is (ε = {_up(self.epsilon)}, δ = {self.delta:g})-differentially private for {units}."
+                f"This run is (ε = {_up(self.epsilon)}, δ = {self.delta:g})-differentially private "
+                f"for {units}."
             )
         lines.append(_RELATIONS[self.unit, self.relation])
         pld = "no bound at hand" if self.epsilon_pld is None else f"ε = {_up(self.epsilon_pld)}"
@@ -114,7 +115,7 @@ def make_statement(privacy: Privacy, entries: Sequence[Charge], population: int)
     charged = sum(entry.times for entry in entries)
     distinct = {number for entry in entries for number in range(entry.round, entry.round + entry.times)}
     sampled = (
-        f"each of {population:,} clients with probability {privacy.sampling.rate:g}, independently, every round"
+        f"each of {population:,} clients with probability {privacy.sampling.rate:g}, every round"
         if isinstance(privacy.sampling, Poisson)
         else f"{privacy.sampling.size:,} of {population:,} clients, without replacement, every round"
     )
@@ -181,8 +182,8 @@ def _observers(privacy: Privacy, epsilon: float) -> tuple[Observer, ...]:
         why = "It sees uploads before the noise and must be trusted."
         return models, Observer("the server", None, why)
     why = (
-        "Only under secure aggregation is each upload hidden from it. Even then it knows who took part, so this "
-        "ε, which counts on secret sampling, is not claimed against it; one upload alone carries only "
+        "Only under secure aggregation is each upload hidden from it. Even then it knows who took part, so "
+        "this ε, which counts on secret sampling, is not claimed against it; one upload alone carries only "
         "noise ÷ √cohort."
     )
     return models, Observer("the server", None, why)
@@ -191,7 +192,7 @@ def _observers(privacy: Privacy, epsilon: float) -> tuple[Observer, ...]:
 def _not_covered(privacy: Privacy) -> tuple[str, ...]:
     items = [
         "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact",
-        "the choice of hyper-parameters, of the clipping bound and of a checkpoint by looking at private data",
+        "choosing hyper-parameters, the clipping bound or a checkpoint by looking at private data",
         "floating-point effects: noise is made of 24-bit uniforms by a generator seeded with true entropy",
     ]
     if privacy.unit == "example":

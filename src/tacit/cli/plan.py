@@ -1,0 +1,173 @@
+"""`tacit plan`: what a run would cost in privacy before it is run, or what it takes to stay within ε."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tacit.errors import UserError
+
+if TYPE_CHECKING:
+    from tacit.privacy.answers import Answer
+
+
+class HowDrawn(StrEnum):
+    """How cohorts are drawn."""
+
+    poisson = "poisson"
+    fixed = "fixed"
+
+
+def _option(text: str, panel: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
+
+
+_RUN, _SCALE, _EXAMPLE, _OUTPUT = "The run", "Scale", "Example level: single records", "Output"
+
+
+def plan(
+    rate: Annotated[float | None, _option("Probability that a client joins a round.", _RUN)] = None,
+    noise: Annotated[float | None, _option("Noise multiplier: std ÷ clipping bound.", _RUN)] = None,
+    rounds: Annotated[int | None, _option("Rounds to play.", _RUN)] = None,
+    delta: Annotated[float | None, _option("δ; take it below 1 ÷ population.", _RUN)] = None,
+    epsilon: Annotated[
+        float | None, _option("Target: solves for the one setting that is left out.", _RUN)
+    ] = None,
+    population: Annotated[int | None, _option("How many clients there are.", _SCALE)] = None,
+    cohort: Annotated[int | None, _option("Expected clients a round (÷ population = rate).", _SCALE)] = None,
+    sampling: Annotated[
+        HowDrawn, _option("`fixed` cohorts have a bound of their own (RDP only).", _SCALE)
+    ] = HowDrawn.poisson,
+    examples: Annotated[int | None, _option("Records of the client.", _EXAMPLE)] = None,
+    batch: Annotated[int | None, _option("Expected batch (÷ examples = rate).", _EXAMPLE)] = None,
+    local_steps: Annotated[int | None, _option("Steps in a round.", _EXAMPLE)] = None,
+    participations: Annotated[int | None, _option("Rounds the client takes part in.", _EXAMPLE)] = None,
+    queries: Annotated[int, _option("Gradients on each batch: 2 for SAM and FAFED.", _EXAMPLE)] = 1,
+    table: Annotated[bool, _option("A grid of ε around the answer.", _OUTPUT, "--table")] = False,
+    compare_closed_form: Annotated[
+        bool,
+        _option("Noise by DP²-FedSAM's formula: no guarantee.", _OUTPUT, "--compare-closed-form"),
+    ] = False,
+    as_json: Annotated[bool, _option("One JSON object.", _OUTPUT, "--json")] = False,
+) -> None:
+    """Plan the privacy of a run: its ε, or the setting that keeps ε within a target.
+
+    ε of a run:
+
+    - `tacit plan --rate 0.029465 --noise 1.536 --rounds 2006 --delta 1e-9`
+
+    The least noise, the most rounds, or the largest cohort for ε ≤ 1:
+
+    - `tacit plan --epsilon 1 --rate 0.05 --rounds 200 --delta 1e-3`
+
+    - `tacit plan --epsilon 1 --rate 0.05 --noise 2 --delta 1e-3`
+
+    - `tacit plan --epsilon 1 --population 70000000 --noise 1 --rounds 2000 --delta 1e-9`
+
+    Single records of a client with 1000 of them:
+
+    - `tacit plan --examples 1000 --batch 16 --local-steps 20 --participations 10 --noise 1 --delta 1e-5`
+
+    Both accountants are shown: PLD (privacy-loss distributions, the tighter one) and RDP (Rényi).
+    """
+    from tacit.privacy.answers import Question, answer
+
+    if delta is None:
+        raise UserError("give --delta, the probability that the guarantee fails, e.g. --delta 1e-6")
+    question = Question(
+        delta=delta,
+        noise=noise,
+        rate=rate,
+        rounds=rounds,
+        target=epsilon,
+        population=population,
+        cohort=cohort,
+        fixed=sampling == HowDrawn.fixed,
+        examples=examples,
+        batch=batch,
+        local_steps=local_steps,
+        participations=participations,
+        queries=queries,
+    )
+    found = answer(question)
+    grid = _grid(found) if table else None
+    if as_json:
+        plain = found.to_dict()
+        if compare_closed_form:
+            plain["closed_form_noise"] = found.closed_form()
+        if grid:
+            plain["table"] = grid
+        print(json.dumps(plain))
+        return
+    console = Console(highlight=False, width=min(80, Console().width))
+    _show(console, found, compare_closed_form)
+    if grid:
+        _show_grid(console, found, grid)
+
+
+def _show(console: Console, found: Answer, closed_form: bool) -> None:
+    q, epsilon = found.question, found.epsilon
+    if found.solved:
+        value = {"noise": q.noise, "rounds": q.rounds, "cohort": q.cohort}.get(found.solved, q.participations)
+        console.print(f"[bold]{found.solved} {value:,}[/bold] keeps ε ≤ {q.target:g}")
+    rows = Table.grid(padding=(0, 2))
+    pld = "no bound at hand" if epsilon.pld is None else f"[bold]{epsilon.pld:.4g}[/bold]"
+    rows.add_row("ε", f"{pld}  by PLD")
+    rows.add_row("", f"{epsilon.rdp:.4g}  by RDP, order {epsilon.order:g}")
+    rows.add_row("δ", f"{epsilon.delta:g}")
+    rows.add_row("noise", f"{q.noise:g} × the clipping bound (standard deviation)")
+    if found.unit == "client":
+        scale = f" ({q.cohort:,} of {q.population:,} clients)" if q.cohort and q.population else ""
+        rows.add_row("rate", f"{found.event.rate:g} per client and round{scale}")
+        rows.add_row("rounds", f"{found.times:,}")
+        protects = "whole clients, " + ("one replaced by another" if q.fixed else "each there or not there")
+    else:
+        rows.add_row(
+            "rate", f"{found.event.rate:g} per record and step ({q.batch:,} of {q.examples:,} records)"
+        )
+        asked = f", {q.queries} gradients each" if q.queries > 1 else ""
+        rows.add_row(
+            "steps",
+            f"{found.times:,} ({q.participations:,} participations × {q.local_steps:,} local steps{asked})",
+        )
+        protects = "single records of this client, each there or not there"
+    rows.add_row("protects", protects)
+    if closed_form:
+        rows.add_row("compare", f"noise {found.closed_form():.3g} by DP²-FedSAM's closed form (no guarantee)")
+    console.print(rows)
+    for warning in found.warnings():
+        console.print(f"[yellow]warning:[/yellow] {warning}")
+
+
+def _grid(found: Answer) -> list[dict[str, float]]:
+    """ε for noise and length around the answer."""
+    from tacit.privacy.planning import cost
+
+    cells = []
+    for stronger in (0.5, 0.7, 1.0, 1.4, 2.0):
+        for longer in (0.25, 0.5, 1.0, 2.0, 4.0):
+            times = max(1, round(found.times * longer))
+            event = replace(found.event, noise=found.event.noise * stronger)
+            epsilon = cost(event, times, found.epsilon.delta)
+            best = epsilon.rdp if epsilon.pld is None else epsilon.pld
+            cells.append({"noise": found.noise * stronger, "rounds": times, "epsilon": best})
+    return cells
+
+
+def _show_grid(console: Console, found: Answer, cells: list[dict[str, float]]) -> None:
+    lengths = sorted({cell["rounds"] for cell in cells})
+    unit = "rounds" if found.unit == "client" else "steps"
+    grid = Table(title=f"ε by noise and {unit}, at δ = {found.epsilon.delta:g}")
+    grid.add_column("noise", justify="right")
+    for length in lengths:
+        grid.add_column(f"{length:,.0f} {unit}", justify="right")
+    for noise in sorted({cell["noise"] for cell in cells}):
+        row = {cell["rounds"]: cell["epsilon"] for cell in cells if cell["noise"] == noise}
+        grid.add_row(f"{noise:.3g}", *(f"{row[length]:.3g}" for length in lengths))
+    console.print(grid)

@@ -1,0 +1,266 @@
+"""From what a person knows about a run to what they want to know.
+
+A `Question` holds the settings that were given; `answer` fills in the rest. Without a target it computes ε.
+With one, exactly one setting is left out, and it is solved for: the noise, the rounds (or participations), or
+the cohort out of a population.
+
+>>> answer(Question(rate=0.05, rounds=200, delta=1e-3, target=1.0)).noise
+2.02
+>>> found = answer(Question(examples=1000, batch=16, local_steps=20, participations=10, noise=1, delta=1e-5))
+>>> found.unit, found.times, round(found.epsilon.rdp, 2)
+('example', 200, 1.85)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tacit.errors import UserError
+from tacit.privacy.accounting import Epsilon, check_delta
+from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian
+from tacit.privacy.planning import closed_form_noise, cost, solve_cohort, solve_noise, solve_times
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is known about a run; None where it is not."""
+
+    delta: float
+    noise: float | None = None
+    rate: float | None = None
+    rounds: int | None = None
+    target: float | None = None
+    """ε to stay within."""
+    population: int | None = None
+    cohort: int | None = None
+    fixed: bool = False
+    """Cohorts of a fixed size instead of Poisson ones."""
+    examples: int | None = None
+    batch: int | None = None
+    local_steps: int | None = None
+    participations: int | None = None
+    queries: int = 1
+    """Gradients asked on each batch."""
+
+    @property
+    def unit(self) -> str:
+        asked = (self.examples, self.batch, self.local_steps, self.participations)
+        return "example" if any(value is not None for value in asked) else "client"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question without gaps, and its ε."""
+
+    question: Question
+    """As asked, with what was solved for filled in."""
+    solved: str | None
+    event: Event
+    times: int
+    epsilon: Epsilon
+
+    @property
+    def unit(self) -> str:
+        return self.question.unit
+
+    @property
+    def noise(self) -> float:
+        assert self.question.noise is not None
+        return self.question.noise
+
+    def warnings(self) -> list[str]:
+        """What is allowed but probably not meant."""
+        q = self.question
+        units = q.population if q.unit == "client" else q.examples
+        if units is None or q.delta < 1 / units:
+            return []
+        what = "clients" if q.unit == "client" else "records"
+        return [f"δ = {q.delta:g} is not below 1 ÷ {units:,} {what}; choose a smaller one"]
+
+    def closed_form(self) -> float:
+        """Noise by the DP²-FedSAM paper's formula for this ε; for comparison only."""
+        epsilon = self.question.target or self.epsilon.value
+        return closed_form_noise(self.event.rate, self.times, epsilon, self.epsilon.delta)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        q = self.question
+        plain: dict[str, Any] = {
+            "unit": q.unit,
+            "relation": self.event.relation,
+            "epsilon": self.epsilon.rdp if self.epsilon.pld is None else self.epsilon.pld,
+            "accountant": "rdp" if self.epsilon.pld is None else "pld",
+            "epsilon_pld": self.epsilon.pld,
+            "epsilon_rdp": self.epsilon.rdp,
+            "rdp_order": self.epsilon.order,
+            "delta": q.delta,
+            "noise": q.noise,
+            "rate": self.event.rate,
+            "rounds": q.rounds if q.unit == "client" else q.participations,
+            "solved_for": self.solved,
+            "target_epsilon": q.target,
+            "sampling": "fixed" if q.fixed else "poisson",
+            "population": q.population,
+            "cohort": q.cohort,
+        }
+        if q.unit == "example":
+            plain |= {
+                "examples": q.examples,
+                "batch": q.batch,
+                "local_steps": q.local_steps,
+                "participations": q.participations,
+                "queries": q.queries,
+                "steps": self.times,
+            }
+        return plain | {"warnings": self.warnings()}
+
+
+def answer(question: Question) -> Answer:
+    """Solve for what is missing, and compute ε."""
+    _check(question)
+    given = _with_rate(question)
+    missing = _missing(given)
+    if given.target is None:
+        if missing:
+            raise UserError(f"give {_and(missing)}; or give --epsilon, and one setting is solved for")
+        return _answered(given, None)
+    if not missing:
+        raise UserError(
+            "--epsilon is a target: leave out --noise, --rounds or --cohort to have it solved for"
+        )
+    if len(missing) > 1:
+        raise UserError(
+            f"--epsilon solves for one setting, and {_and(missing)} are missing; give all but one"
+        )
+    return _answered(_solved(given, missing[0], given.target), missing[0].removeprefix("--"))
+
+
+def _solved(q: Question, missing: str, target: float) -> Question:
+    if missing == "--noise":
+        times = _times(q)
+        return replace(q, noise=solve_noise(lambda noise: _event(q, noise), times, target, q.delta))
+    assert q.noise is not None
+    if missing == "--cohort":
+        noise, population = q.noise, q.population
+        assert population is not None
+        cohort = solve_cohort(
+            lambda size: _event(replace(q, cohort=size, rate=size / population), noise),
+            population,
+            _times(q),
+            target,
+            q.delta,
+        )
+        return replace(q, cohort=cohort, rate=cohort / population)
+    times = solve_times(_event(q, q.noise), target, q.delta)
+    if missing == "--rounds":
+        return replace(q, rounds=times)
+    assert q.local_steps is not None
+    if times < q.local_steps:
+        raise UserError(
+            f"one participation of {q.local_steps} steps costs more than ε = {target:g} "
+            f"(that allows {times} steps); raise the noise or take fewer steps"
+        )
+    return replace(q, participations=times // q.local_steps)
+
+
+def _answered(q: Question, solved: str | None) -> Answer:
+    assert q.noise is not None
+    event, times = _event(q, q.noise), _times(q)
+    return Answer(q, solved, event, times, cost(event, times, q.delta))
+
+
+def _event(q: Question, noise: float) -> Event:
+    if q.fixed:
+        assert q.cohort is not None and q.population is not None
+        return FixedSizeGaussian(q.cohort, q.population, noise)
+    assert q.rate is not None
+    return PoissonGaussian(q.rate, noise / math.sqrt(q.queries))
+
+
+def _times(q: Question) -> int:
+    if q.unit == "client":
+        assert q.rounds is not None
+        return q.rounds
+    assert q.participations is not None and q.local_steps is not None
+    return q.participations * q.local_steps
+
+
+def _with_rate(q: Question) -> Question:
+    """The sampling rate from the numbers it follows from."""
+    if q.unit == "example":
+        if q.examples is not None and q.batch is not None:
+            return replace(q, rate=min(1.0, q.batch / q.examples))
+        return q
+    if q.population is not None and q.cohort is not None:
+        if q.rate is not None:
+            raise UserError("--rate follows from --cohort and --population; give the rate or these two")
+        return replace(q, rate=q.cohort / q.population)
+    if q.population is not None and q.rate is not None and not q.fixed:
+        return replace(q, cohort=max(1, round(q.rate * q.population)))
+    return q
+
+
+def _missing(q: Question) -> list[str]:
+    names = []
+    if q.unit == "example":
+        names += [f"--{name}" for name in ("examples", "batch") if getattr(q, name) is None]
+        names += ["--local-steps"] if q.local_steps is None else []
+        names += ["--participations"] if q.participations is None else []
+        if q.target is not None and {*names} & {"--examples", "--batch", "--local-steps"}:
+            raise UserError(f"give {_and(names)}: at example level --noise or --participations is solved for")
+    elif q.fixed:
+        names += ["--population"] if q.population is None else []
+        names += ["--cohort"] if q.cohort is None else []
+    elif q.rate is None:
+        names += ["--cohort"] if q.population is not None else ["--rate"]
+        if q.target is not None and q.population is None and q.noise is not None and q.rounds is not None:
+            raise UserError(
+                "give --population, and the cohort is solved for; or leave out --noise or --rounds"
+            )
+    names += ["--noise"] if q.noise is None else []
+    names += ["--rounds"] if q.unit == "client" and q.rounds is None else []
+    return names
+
+
+def _check(q: Question) -> None:
+    check_delta(q.delta)
+    whole = (
+        "rounds",
+        "population",
+        "cohort",
+        "examples",
+        "batch",
+        "local_steps",
+        "participations",
+        "queries",
+    )
+    for name in whole:
+        value = getattr(q, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: give a whole number ≥ 1")
+    for name, value in (("noise", q.noise), ("epsilon", q.target)):
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name} {value:g}: give a number > 0")
+    if q.rate is not None and not 0 < q.rate <= 1:
+        raise UserError(f"--rate {q.rate:g}: give a probability, 0 < rate ≤ 1")
+    if q.cohort is not None and q.population is not None and q.cohort > q.population:
+        raise UserError(f"--cohort {q.cohort:,} is larger than --population {q.population:,}")
+    if q.unit == "example":
+        for name in ("rate", "rounds", "population", "cohort"):
+            if getattr(q, name) is not None:
+                raise UserError(
+                    f"--{name} is for client level and other options given are for example level, where the "
+                    "rate is batch ÷ examples and the rounds are --participations"
+                )
+        if q.fixed:
+            raise UserError("--sampling fixed: at example level batches are Poisson; leave it out")
+    elif q.queries != 1:
+        raise UserError(
+            "--queries counts gradients on a batch (example level); client level pays per round only"
+        )
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
