@@ -39,17 +39,31 @@ class Work(Protocol):
     def noise_variance(self) -> float:
         """φ = (σC/B)², the variance that privacy adds to each coordinate of a gradient; 0 without privacy."""
 
+    @property
+    def decay(self) -> float:
+        """The local schedule's factor in this round, for step sizes of the algorithm's own."""
+
     def load(self, theta: Tensor) -> Tensor:
         """Copy `theta` into the model and return the model's own vector: change it in place to step."""
+
+    def load_personal(self, memory: Vectors) -> Tensor:
+        """Put the personal part a client remembers (or the initial one) into the model; its own vector."""
 
     def steps(self) -> Iterator[float]:
         """One iteration for each local step, with the step size; each has a batch of its own."""
 
-    def gradient(self, fresh: bool = False) -> Tensor:
+    def gradient(self, fresh: bool = False, scale: Tensor | None = None) -> Tensor:
         """The gradient (plain or private) at the model's current values, on the step's batch.
 
-        `fresh` draws another batch first. A buffer that the next call overwrites: `clone()` what must last.
+        `fresh` draws another batch first. `scale` multiplies each record's gradient, before it is clipped.
+        A buffer that the next call overwrites: `clone()` what must last.
         """
+
+    def personal_gradient(self) -> Tensor:
+        """The gradient of the personal part, on the step's batch."""
+
+    def public_gradient(self) -> Tensor:
+        """A plain gradient on a batch of the public records that the config sets aside."""
 
 
 class Round(Protocol):
@@ -87,6 +101,11 @@ class Algorithm:
     def batches(self) -> int:
         """Independent batches drawn in a step; each is paid for under example-level privacy."""
         return 1
+
+    @property
+    def personal_part(self) -> tuple[str, ...]:
+        """Patterns of the parameters that a client keeps to itself."""
+        return ()
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         """The server's state before the first round; it holds at least `theta`."""

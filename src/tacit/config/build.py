@@ -16,7 +16,7 @@ from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
 from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, build_schedule
 from tacit.data import Dataset, Population, partition
-from tacit.engine import Job, Local
+from tacit.engine import Job, Local, Tune
 from tacit.errors import UserError
 from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
 from tacit.federation.release import participations
@@ -42,25 +42,37 @@ def build_dataset(config: Config) -> Dataset:
     )
 
 
+def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions of the public records, and of the others, which clients share."""
+    n = len(dataset.train)
+    public = round(n * config.data.public)
+    if not public:
+        return np.empty(0, np.int64), np.arange(n)
+    order = randomness.generator(config.seed, "public").permutation(n)
+    return np.sort(order[:public]), np.sort(order[public:])
+
+
 def build_population(config: Config, dataset: Dataset) -> Population:
     """The clients and what each one holds."""
     records = dataset.train
+    _, private = split_public(config, dataset)
     rng = randomness.generator(config.seed, "partition")
     kind = config.data.partition
     if isinstance(kind, Iid):
-        parts = partition.iid(len(records), kind.clients, rng)
+        parts = partition.iid(len(private), kind.clients, rng)
     elif isinstance(kind, Dirichlet | ClassesPerClient):
         if records.labels is None:
             raise UserError(f"data.partition: {dataset.name} has no labels to split by; use iid or natural")
+        labels = records.labels[private]
         if isinstance(kind, Dirichlet):
-            parts = partition.dirichlet(records.labels, kind.clients, kind.alpha, rng)
+            parts = partition.dirichlet(labels, kind.clients, kind.alpha, rng)
         else:
-            parts = partition.classes_per_client(records.labels, kind.clients, kind.classes, rng)
+            parts = partition.classes_per_client(labels, kind.clients, kind.classes, rng)
     else:
         if records.users is None:
             raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
-        parts = partition.natural(records.users, rng)
-    return Population(records, parts.offsets, parts.indices, config.data.holdout)
+        parts = partition.natural(records.users[private], rng)
+    return Population(records, parts.offsets, private[parts.indices], config.data.holdout)
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
@@ -98,6 +110,7 @@ def build_job(
         memory=folder / "memory",
         evaluation_batch=config.evaluate.batch,
         privacy=build_privacy(config, population, algorithm, local),
+        public=split_public(config, dataset)[0],
     )
 
 
@@ -114,6 +127,7 @@ def build_settings(config: Config) -> Settings:
         weighted=config.weights == "examples",
         evaluate_every=config.evaluate.every,
         evaluate_clients=config.evaluate.clients,
+        tune=None if config.evaluate.tune is None else Tune(**config.evaluate.tune.model_dump()),
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
         workers=_workers(config),

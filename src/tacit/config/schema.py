@@ -91,6 +91,8 @@ class Data(Section):
     partition: Partition
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's records kept for its own test split (0.1 for personalised evaluation)."""
+    public: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the records that belongs to no client and needs no protection (adadps)."""
     offline: bool = False
     """Never ask a hub."""
     size: PositiveInt | None = None
@@ -241,6 +243,13 @@ class PrivacySettings(Section):
         return self
 
 
+class Tuning(Section):
+    """Local fine-tuning for a client itself (the -FT methods); nothing of it is sent."""
+
+    epochs: PositiveInt = 1
+    lr: PositiveFloat
+
+
 class Evaluation(Section):
     """When and how the model is tested."""
 
@@ -249,6 +258,8 @@ class Evaluation(Section):
     batch: PositiveInt = 500
     clients: Annotated[int, Field(ge=0)] = 0
     """Also test this many clients, each on its own held-out split."""
+    tune: Tuning | None = None
+    """After the last round, also test these clients after each has trained on its own records."""
 
 
 class Checkpoints(Section):

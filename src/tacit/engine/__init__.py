@@ -1,10 +1,10 @@
 """Engines run clients. Which one runs a cohort changes how long it takes, and nothing else."""
 
-from tacit.engine.contract import Engine, Order, Report, Visit, shards
+from tacit.engine.contract import Engine, Order, Report, Tune, Visit, shards
 from tacit.engine.inprocess import InProcess
+from tacit.engine.local import Local
 from tacit.engine.memory import MemoryStore
 from tacit.engine.pool import Pool
-from tacit.engine.work import Local
 from tacit.engine.worker import BUFFERS, ClientError, Job, Worker
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Order",
     "Pool",
     "Report",
+    "Tune",
     "Visit",
     "Worker",
     "shards",

@@ -28,6 +28,8 @@ class Order:
 
     round: int
     lr: float
+    decay: float = 1.0
+    """The local schedule's factor, already in `lr`."""
     weighted: bool = False
     """Weigh a client by its number of examples (never under a client-level guarantee)."""
     attempt: int = 0
@@ -36,6 +38,13 @@ class Order:
     """Clients in the cohort, for those that add their share of the noise themselves."""
     bound: Bound | None = None
     """Client-level privacy: the bound on everything a client sends, taken together."""
+
+
+class Tune(NamedTuple):
+    """Local fine-tuning before a client's own evaluation: plain SGD epochs over all parameters."""
+
+    epochs: int
+    lr: float
 
 
 class Visit(NamedTuple):
@@ -82,8 +91,13 @@ class Engine(Protocol):
     def evaluate(self, message: Vectors) -> dict[str, float]:
         """Metrics of the server's model on the common test set."""
 
-    def evaluate_clients(self, message: Vectors, visits: Sequence[Visit]) -> list[dict[str, float]]:
-        """Metrics of each client's own model (shared part and its personal part) on its own test split."""
+    def evaluate_clients(
+        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+    ) -> list[dict[str, float]]:
+        """Metrics of each client's own model (shared part and its personal part) on its own test split.
+
+        With `tune`, each client first trains that model on its own records. Nothing of that is sent.
+        """
 
     def close(self) -> None:
         """Release processes and memory."""

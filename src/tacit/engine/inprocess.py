@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tacit.engine.contract import Order, Progress, Report, Visit, ignore, shards
+from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
 from tacit.engine.worker import Job, Worker, add_sums
 from tacit.vector import Vectors
 
@@ -40,9 +40,11 @@ class InProcess:
         parts = [self.worker.evaluate_chunk(chunk) for chunk in range(self.worker.job.test_chunks)]
         return self.worker.job.task.summarise(add_sums(parts))
 
-    def evaluate_clients(self, message: Vectors, visits: Sequence[Visit]) -> list[dict[str, float]]:
-        task = self.worker.job.task
-        return [task.summarise(self.worker.evaluate_client(message, visit)) for visit in visits]
+    def evaluate_clients(
+        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+    ) -> list[dict[str, float]]:
+        parts = [self.worker.evaluate_client(message, visit, tune) for visit in visits]
+        return [self.worker.job.task.summarise(part) for part in parts if part]
 
     def close(self) -> None:
         torch.set_num_threads(self._threads_before)

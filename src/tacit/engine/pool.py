@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe, wait
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from tacit.engine import shared
-from tacit.engine.contract import Order, Progress, Report, Visit, ignore, shards
+from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
 from tacit.engine.worker import ClientError, Job, add_sums
 from tacit.errors import UserError
 from tacit.vector import Vectors
@@ -121,10 +121,12 @@ class Pool:
         parts: list[dict[str, float]] = self._map([("evaluate", chunk) for chunk in chunks])
         return self._job.task.summarise(add_sums(parts))
 
-    def evaluate_clients(self, message: Vectors, visits: Sequence[Visit]) -> list[dict[str, float]]:
+    def evaluate_clients(
+        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+    ) -> list[dict[str, float]]:
         self._send_message(message)
-        summarise: Callable[[dict[str, float]], dict[str, float]] = self._job.task.summarise
-        return [summarise(sums) for sums in self._map([("client", visit) for visit in visits])]
+        parts: list[dict[str, float]] = self._map([("client", visit, tune) for visit in visits])
+        return [self._job.task.summarise(part) for part in parts if part]
 
     def _map(self, tasks: list[tuple[Any, ...]]) -> list[Any]:
         """Each task's answer, in the tasks' order, whoever did it."""

@@ -37,8 +37,8 @@ def serve(pipe: Connection[Any, Any]) -> None:
             case "evaluate", index, chunk:
                 worker.load(message)
                 answer = index, worker.evaluate_chunk(chunk)
-            case "client", index, visit:
-                answer = index, worker.evaluate_client(message, visit)
+            case "client", index, visit, tune:
+                answer = index, worker.evaluate_client(message, visit, tune)
             case _:
                 raise ValueError(f"unknown task {task!r}")
         pipe.send(("answer", answer))

@@ -9,22 +9,24 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tacit import randomness
 from tacit.algorithms import Algorithm
 from tacit.data import Population, Records
-from tacit.engine.contract import Order, Report, Visit
+from tacit.engine.contract import Order, Report, Tune, Visit
+from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients
 from tacit.engine.memory import MemoryStore
-from tacit.engine.work import Gradients, Local, LocalWork, PlainGradients, PrivateGradients
-from tacit.gradients import ClippedGradient
+from tacit.engine.work import LocalWork
+from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.privacy.mechanism import Privacy
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors, read_buffers
@@ -51,13 +53,14 @@ class Job:
     local: Local
     seed: int
     memory: Path
-    personal: tuple[str, ...] = ()
     evaluation_batch: int = 500
     privacy: Privacy | None = None
+    public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Records that belong to no client and need no protection."""
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.of(self.model, self.personal)
+        return Layout.of(self.model, self.algorithm.personal_part)
 
     @cached_property
     def upload_sizes(self) -> dict[str, int]:
@@ -78,7 +81,7 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.flat = Flat(job.model, job.personal)
+        self.flat = Flat(job.model, job.algorithm.personal_part)
         self.memory = MemoryStore(job.memory)
         self._initial_personal = self.flat.personal.clone()
         example_level = job.privacy is not None and job.privacy.unit == "example"
@@ -105,9 +108,10 @@ class Worker:
             job.population.train(client),
             job.local,
             self._gradients(order, client),
-            order.round,
-            order.lr,
+            order,
+            self._initial_personal,
             queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
+            public=self._public(order, client),
         )
         try:
             upload, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
@@ -153,6 +157,14 @@ class Worker:
             job.algorithm.batches,
         )
 
+    def _public(self, order: Order, client: int) -> Iterator[NDArray[np.int64]] | None:
+        public = self.job.public
+        if not len(public):
+            return None
+        rng = randomness.generator(self.job.seed, "public", order.round, client)
+        size = min(self.job.local.batch, len(public))
+        return iter(lambda: rng.choice(public, size, replace=False), None)
+
     def _bound(self, order: Order, client: int, upload: Vectors) -> float:
         """Under client-level privacy, clip the upload and add the client's share of the noise; its norm."""
         if order.bound is None:
@@ -185,11 +197,27 @@ class Worker:
         stop = min((chunk + 1) * TEST_CHUNK, len(self.job.test))
         return self._evaluate(self.job.test, np.arange(chunk * TEST_CHUNK, stop))
 
-    def evaluate_client(self, message: Vectors, visit: Visit) -> dict[str, float]:
+    def evaluate_client(self, message: Vectors, visit: Visit, tune: Tune | None = None) -> dict[str, float]:
         """Sums of the task's metrics over a client's own test split, with its own personal part."""
-        memory = self.memory.load(visit.client, visit.memory)
-        self.load(message, memory.get("personal"))
-        return self._evaluate(self.job.population.records, self.job.population.test(visit.client))
+        job, client = self.job, visit.client
+        self.load(message, self.memory.load(client, visit.memory).get("personal"))
+        if tune is not None and len(job.population.train(client)):
+            self._tune(client, tune)
+        return self._evaluate(job.population.records, job.population.test(client))
+
+    def _tune(self, client: int, tune: Tune) -> None:
+        """Train the loaded model on a client's own records, for itself alone."""
+        job, flat = self.job, self.flat
+        flat.module.train()
+        torch.manual_seed(randomness.torch_seed(job.seed, "tune", client))
+        records, data = job.population.records, job.population.records.take(job.population.train(client))
+        rng = randomness.generator(job.seed, "tune", client)
+        local = Local(job.local.batch, epochs=tune.epochs)
+        for rows in PlainGradients(local, rng).rows(len(job.population.train(client))):
+            chosen = torch.from_numpy(rows)
+            batch = records.prepare({name: values[chosen] for name, values in data.items()})
+            plain_gradient(flat, batch, job.task.losses)
+            flat.values.sub_(flat.grad, alpha=tune.lr)
 
     @torch.inference_mode()
     def _evaluate(self, records: Records, indices: np.ndarray) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from tacit import randomness
-from tacit.engine import BUFFERS, Engine, InProcess, Job, MemoryStore, Order, Pool, Report, Visit
+from tacit.engine import BUFFERS, Engine, InProcess, Job, MemoryStore, Order, Pool, Report, Tune, Visit
 from tacit.engine.memory import NONE
 from tacit.errors import UserError
 from tacit.federation import checkpoint as checkpoints
@@ -44,6 +44,8 @@ class Settings:
     weighted: bool = False
     evaluate_every: int = 1
     evaluate_clients: int = 0
+    tune: Tune | None = None
+    """After the last round, also test each evaluated client after it has trained for itself alone."""
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
     workers: int = 0
@@ -184,11 +186,12 @@ class Federation:
         """One round; None if the privacy budget has no room for it."""
         start = time.perf_counter()
         settings = self.settings
-        lr = settings.lr * settings.lr_schedule(self.round)
+        decay = settings.lr_schedule(self.round)
+        lr = settings.lr * decay
         cohort = self.release.draw(self.round)
         if cohort is None:
             return None
-        order = self.release.prepare(Order(self.round, lr, settings.weighted), cohort)
+        order = self.release.prepare(Order(self.round, lr, decay, settings.weighted), cohort)
         message = self._message()
         visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in cohort]
         total, reports = engine.sum(order, message, visits, self._progress(len(visits)))
@@ -204,7 +207,9 @@ class Federation:
         record = self._record(lr, message, reports)
         if self.round % settings.evaluate_every == 0 or self.round == settings.rounds:
             record |= engine.evaluate(self._message())
-            record |= self._evaluate_clients(engine)
+            record |= self._evaluate_clients(engine, "personal", None)
+        if settings.tune is not None and self.round == settings.rounds:
+            record |= self._evaluate_clients(engine, "tuned", settings.tune)
         self.seconds += time.perf_counter() - start
         return record | {"seconds": round(time.perf_counter() - start, 4)}
 
@@ -246,7 +251,7 @@ class Federation:
         record["bytes_up"] = 4 * len(reports) * sum(self.job.upload_sizes.values())
         return record | self.release.facts()
 
-    def _evaluate_clients(self, engine: Engine) -> Record:
+    def _evaluate_clients(self, engine: Engine, prefix: str, tune: Tune | None) -> Record:
         count = min(self.settings.evaluate_clients, len(self.job.population))
         if count == 0:
             return {}
@@ -254,9 +259,9 @@ class Federation:
         rng = randomness.generator(self.job.seed, "evaluated clients")
         chosen = np.sort(rng.choice(len(self.job.population), count, replace=False, shuffle=False))
         visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in chosen]
-        results = [r for r in engine.evaluate_clients(self._message(), visits) if r]
+        results = engine.evaluate_clients(self._message(), visits, tune)
         names = results[0].keys() if results else ()
-        return {f"personal_{name}": sum(r[name] for r in results) / len(results) for name in names}
+        return {f"{prefix}_{name}": sum(r[name] for r in results) / len(results) for name in names}
 
     def _progress(self, cohort: int) -> Callable[[int], None]:
         def tell(done: int) -> None:

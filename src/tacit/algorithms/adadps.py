@@ -1,0 +1,45 @@
+"""AdaDPS: precondition gradients by public data before they are made private."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.algorithms.base import Algorithm, Round, Work
+from tacit.vector import Layout, Vectors
+
+
+@dataclass(frozen=True)
+class AdaDPS(Algorithm):
+    """AdaDPS (Li et al., 2022): y −= η (1/B)[Σ clip_C(g_j ⊙ p) + noise], p = 1/(√v + ε).
+
+    v is a moving average (`beta`) of squared gradients on public records, which the config sets aside with
+    `data.public`. v depends on private data only through y, so it needs no noise of its own.
+    """
+
+    beta: float = 0.9
+    eps: float = 1e-3
+
+    def init(self, theta: Tensor, layout: Layout) -> Vectors:
+        return {"theta": theta, "v": torch.zeros_like(theta)}
+
+    def message(self, state: Vectors) -> Vectors:
+        return dict(state)
+
+    def uploads(self, layout: Layout) -> dict[str, int]:
+        return {"delta": layout.shared, "v": layout.shared}
+
+    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        theta, v = msg["theta"], msg["v"].clone()
+        y = work.load(theta)
+        for k, lr in enumerate(work.steps(), start=1):
+            public = work.public_gradient()
+            v.mul_(self.beta).addcmul_(public, public, value=1 - self.beta)
+            v_hat = v / (1 - self.beta ** (work.steps_before + k))
+            y.sub_(work.gradient(scale=v_hat.sqrt_().add_(self.eps).reciprocal_()), alpha=lr)
+        return {"delta": y - theta, "v": v}, {}
+
+    def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
+        return {"theta": round.step(mean["delta"]), "v": mean["v"].clamp(min=0)}

@@ -1,0 +1,45 @@
+"""DP²-FedSAM and CENTAUR: a shared body, and a head that never leaves its client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tacit.algorithms.base import Algorithm, Work
+from tacit.algorithms.fedsam import sharpness_aware
+from tacit.vector import Vectors
+
+
+@dataclass(frozen=True)
+class DP2FedSAM(Algorithm):
+    """DP²-FedSAM: first SGD on the personal head h with the body φ fixed, then SAM on φ with h fixed.
+
+    Only φ's move is sent, so only it is bounded and noised; the client keeps h. `rho` 0 is CENTAUR. Each
+    part has the config's number of local steps or epochs. `head_lr` follows the local schedule.
+    """
+
+    rho: float = 0.1
+    head_lr: float = 0.005
+    momentum: float = 0.0
+    personal: tuple[str, ...] = ("head.*",)
+
+    @property
+    def personal_part(self) -> tuple[str, ...]:
+        return self.personal
+
+    @property
+    def queries(self) -> int:
+        return 2
+
+    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        phi, h = work.load(msg["theta"]), work.load_personal(memory)
+        u = torch.zeros_like(h)
+        for _ in work.steps():
+            u.mul_(self.momentum).add_(work.personal_gradient())
+            h.sub_(u, alpha=self.head_lr * work.decay)
+        u = torch.zeros_like(phi)
+        for lr in work.steps():
+            u.mul_(self.momentum).add_(sharpness_aware(phi, work, self.rho))
+            phi.sub_(u, alpha=lr)
+        return {"delta": phi - msg["theta"]}, {"personal": h.clone()}

@@ -1,0 +1,106 @@
+"""Where a client's batches and gradients come from: plain, or private at example level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tacit.data import Batch, batches
+from tacit.gradients import ClippedGradient, plain_gradient
+from tacit.privacy.mechanism import Privacy, batch_sampling
+from tacit.privacy.noise import Noise
+from tacit.tasks import Task
+from tacit.vector import Flat
+
+
+@dataclass(frozen=True)
+class Local:
+    """How long and on what batches a client trains in a round."""
+
+    batch: int
+    steps: int | None = None
+    epochs: int | None = None
+    clip: float | None = None
+    """Largest norm of a step's mean gradient; a matter of stability, not of privacy."""
+
+    def nominal_steps(self, examples: float) -> int:
+        """Local steps of a client with that many examples."""
+        if self.steps is not None:
+            return self.steps
+        return int((self.epochs or 1) * max(1, -(-examples // self.batch)))
+
+
+class Gradients(Protocol):
+    """Where a client's batches and gradients come from: plain, or private at example level."""
+
+    @property
+    def noise_variance(self) -> float:
+        """Variance that privacy adds to each coordinate."""
+
+    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
+        """Positions of each batch's records among the client's own."""
+
+    def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
+        """Put the gradient of a batch into `flat.grad`; returns the mean loss.
+
+        `scale` multiplies each record's gradient (a vector as long as the parameters).
+        """
+
+
+@dataclass(frozen=True)
+class PlainGradients:
+    """Shuffled batches, and the gradient of their mean loss."""
+
+    local: Local
+    rng: np.random.Generator
+    noise_variance: float = 0.0
+
+    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
+        local = self.local
+        if local.steps is not None:
+            return batches.steps(examples, local.batch, local.steps, self.rng)
+        return batches.epochs(examples, local.batch, local.epochs or 1, self.rng)
+
+    def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
+        loss = plain_gradient(flat, batch, task.losses)
+        if scale is not None:
+            flat.grad.mul_(scale)
+        return loss
+
+
+@dataclass(frozen=True)
+class PrivateGradients:
+    """Poisson batches, and g̃ = (1/B)[Σ_j clip_C(g_j) + N(0, σ²C²)] for each.
+
+    Unit: one record of the client (add or remove). Each gradient has sensitivity C before the noise. The
+    draw uses the same `batch_sampling` that the charge does.
+    """
+
+    local: Local
+    privacy: Privacy
+    clipped: ClippedGradient
+    coins: np.random.Generator
+    noise: Noise
+    batches_per_step: int = 1
+
+    @property
+    def noise_variance(self) -> float:
+        return (self.privacy.std() / self.local.batch) ** 2
+
+    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
+        rate = batch_sampling(examples, self.local.batch).rate
+        steps = self.local.nominal_steps(examples) * self.batches_per_step
+        return batches.poisson(examples, rate, steps, self.coins)
+
+    def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
+        clip = self.privacy.clip
+        bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
+        clipped = self.clipped if scale is None else ClippedGradient(flat, precondition=scale)
+        result = clipped(batch, task.losses, bound)
+        self.privacy.privatize_(flat.grad, self.noise, self.local.batch)
+        return result.loss_sum / max(len(result.norms), 1)
