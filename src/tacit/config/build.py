@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
 from tacit.federation.release import participations
 from tacit.privacy.adaptive import Adaptive
 from tacit.privacy.clipping import Clip
+from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian
 from tacit.privacy.mechanism import Privacy, batch_sampling
 from tacit.privacy.planning import solve_noise
 from tacit.privacy.sampling import FixedSize, Poisson, Sampling
@@ -159,16 +162,15 @@ def build_privacy(
     sampling = build_sampling(config, len(population))
     noise = section.noise
     if noise is None:
-        assert section.epsilon is not None
+        assert section.epsilon is not None  # the schema asks for one of the two
         if section.unit == "example":
             plays = participations(sampling, len(population), config.seed, config.rounds)
             noise = noise_for_examples(
                 plays, population.sizes, local, algorithm, section.epsilon, section.delta
             )
-        elif isinstance(sampling, Poisson):
-            noise = solve_noise(sampling.rate, config.rounds, section.epsilon, section.delta)
         else:
-            raise UserError("privacy.noise: give it, or set cohort.sampling to poisson to have it found")
+            event = client_event(sampling, len(population))
+            noise = solve_noise(event, config.rounds, section.epsilon, section.delta)
     adaptive = section.adaptive
     return Privacy(
         unit=section.unit,
@@ -181,6 +183,13 @@ def build_privacy(
         entropy=section.entropy,
         adaptive=None if adaptive is None else Adaptive(**adaptive.model_dump()),
     )
+
+
+def client_event(sampling: Sampling, population: int) -> Callable[[float], Event]:
+    """One round at client level, as a function of its noise."""
+    if isinstance(sampling, Poisson):
+        return partial(PoissonGaussian, sampling.rate)
+    return partial(FixedSizeGaussian, sampling.size, population)
 
 
 def noise_for_examples(
@@ -201,7 +210,9 @@ def noise_for_examples(
         for rate, steps in worst
         if not any(r >= rate and s >= steps and (r, s) != (rate, steps) for r, s in worst)
     ]
-    noise = max(solve_noise(rate, steps, epsilon, delta) for rate, steps in dominant)
+    noise = max(
+        solve_noise(partial(PoissonGaussian, rate), steps, epsilon, delta) for rate, steps in dominant
+    )
     # Several gradients of one batch are one query of √queries times the sensitivity.
     return noise * math.sqrt(algorithm.queries)
 

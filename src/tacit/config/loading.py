@@ -10,6 +10,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from tacit.config.methods import with_preset
 from tacit.config.schema import Config
 from tacit.errors import UserError
 
@@ -27,7 +28,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | 
     for key, value in (overrides or {}).items():
         _override(values, key, value)
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(with_preset(values))
     except ValidationError as error:
         raise UserError(_explain(error, values, lines, where, set(overrides or {}))) from None
 

@@ -1,44 +1,183 @@
-"""Methods by name: which algorithm, with which of the papers' defaults."""
+"""Methods by name: an algorithm with a paper's defaults, and the settings that go with it.
+
+A method is a preset and nothing more. `method: NAME` in a config lays the preset's settings under the
+config's own, so every default can be overridden.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-from tacit.algorithms import Algorithm, FedAvg, FedProx
+from tacit.algorithms import (
+    FAFED,
+    AdaDPS,
+    Algorithm,
+    DP2FedSAM,
+    FedAdamW,
+    FedAdamWTheory,
+    FedAvg,
+    FedAvgLS,
+    FedCM,
+    FedLADA,
+    FedOpt,
+    FedProx,
+    FedSAM,
+    Scaffold,
+)
 from tacit.errors import UserError
+
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A named preset of an algorithm."""
+    """A named preset."""
 
     algorithm: type[Algorithm]
     summary: str
+    paper: str
+    """Which of the papers runs it (000 to 004 as in the recipes), or where it comes from."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    """Parts of a config that come with it."""
 
+    @property
+    def unit(self) -> str:
+        """The privacy unit it is meant for."""
+        return str(self.settings.get("privacy", {}).get("unit", "none"))
+
+
+EXAMPLE = {"privacy": {"unit": "example", "clip": {"bound": 0.1}, "noise": 1.0, "delta": 1e-5}}
+"""Paper 000: C 0.1, σ 1."""
+CLIENT = {"privacy": {"unit": "client", "clip": {"bound": 0.1}, "epsilon": 1.0, "delta": 1e-3}}
+"""Paper 002 on CIFAR-10: C 0.1, ε 1, δ 1/N for its 1000 clients."""
+PER_USER = {
+    "privacy": {"unit": "client", "clip": {"bound": 0.01, "per": "dim"}, "noise": 1.536, "delta": 1e-9},
+    "server": {"optimizer": "lamb", "lr": 0.002},
+    "local": {"clip": 1.0},
+}
+"""Paper 003: deltas clipped to 0.01 by layer, local gradients to 1, server LAMB at 0.002."""
+TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005}}}
+LOCAL_ADAMW = {"aggregate": "none", "alpha": 0.0}
+DP_ADAMW = {"alpha": 0.5, "debias": True}
 
 METHODS: dict[str, Method] = {
-    "fedavg": Method(FedAvg, "local SGD, averaged (McMahan et al., 2017)"),
-    "fedprox": Method(FedProx, "FedAvg with a pull towards the server's model (Li et al., 2020)"),
-}
+    # Not private
+    "fedavg": Method(FedAvg, "local SGD, averaged", "all"),
+    "fedprox": Method(FedProx, "FedAvg with a pull towards the server's model", "004"),
+    "scaffold": Method(Scaffold, "control variates against client drift", "004"),
+    "fedcm": Method(FedCM, "local steps lean on the server's last direction", "004"),
+    "fedadam": Method(FedOpt, "FedAvg's clients, Adam on the server", "004", {"rule": "adam"}),
+    "fedyogi": Method(FedOpt, "FedAvg's clients, Yogi on the server", "004", {"rule": "yogi"}),
+    "fedadagrad": Method(FedOpt, "FedAvg's clients, AdaGrad on the server", "004", {"rule": "adagrad"}),
+    "fedlada": Method(FedLADA, "local Adam from the average v, with the global direction", "004"),
+    "fafed": Method(FAFED, "adaptive steps with variance-reduced momentum", "004"),
+    "fedsam": Method(FedSAM, "sharpness-aware local steps", "004"),
+    "local-adam": Method(FedAdamW, "Adam on each client, from zero each round", "004",
+                         {**LOCAL_ADAMW, "decoupled": False}),
+    "local-adamw": Method(FedAdamW, "AdamW on each client, from zero each round", "004", LOCAL_ADAMW),
+    "fedadamw": Method(FedAdamW, "AdamW with block means of v and the global direction", "004"),
+    "fedadamw-alg3": Method(FedAdamWTheory, "FedAdamW as its proof has it", "004"),
+    "agg-none": Method(FedAdamW, "Local AdamW, nothing but Δ averaged", "004", LOCAL_ADAMW),
+    "agg-m": Method(FedAdamW, "Local AdamW, m averaged", "004", {**LOCAL_ADAMW, "aggregate": "m"}),
+    "agg-v": Method(FedAdamW, "Local AdamW, v averaged", "004", {**LOCAL_ADAMW, "aggregate": "v"}),
+    "agg-vm": Method(FedAdamW, "Local AdamW, v and m averaged", "004", {**LOCAL_ADAMW, "aggregate": "vm"}),
+    "agg-mean-v": Method(FedAdamW, "Local AdamW, block means of v averaged", "004",
+                         {**LOCAL_ADAMW, "aggregate": "mean-v"}),
+    # Example level
+    "dp-fedavg": Method(FedAvg, "FedAvg on private gradients", "000", {}, EXAMPLE),
+    "dp-scaffold": Method(Scaffold, "SCAFFOLD on private gradients", "000", {}, EXAMPLE),
+    "dp-fedavg-ls": Method(FedAvgLS, "private gradients, Laplacian smoothing", "000", {}, EXAMPLE),
+    "dp-fedsam": Method(FedSAM, "SAM on private gradients, a fresh batch for the second", "000",
+                        {"fresh": True}, EXAMPLE),
+    "dp-local-adamw": Method(FedAdamW, "Local AdamW on private gradients", "000", LOCAL_ADAMW, EXAMPLE),
+    "dp-fedadamw": Method(FedAdamW, "FedAdamW on private gradients, v debiased", "000", DP_ADAMW, EXAMPLE),
+    "dp-fedadamw-no-agg": Method(FedAdamW, "… without block aggregation", "000",
+                                 {**DP_ADAMW, "aggregate": "none"}, EXAMPLE),
+    "dp-fedadamw-no-bc": Method(FedAdamW, "… without debiasing", "000",
+                                {**DP_ADAMW, "debias": False}, EXAMPLE),
+    "dp-fedadamw-no-align": Method(FedAdamW, "… without alignment", "000",
+                                   {**DP_ADAMW, "alpha": 0.0}, EXAMPLE),
+    "dp-fedadamw-agg-v": Method(FedAdamW, "… with v averaged coordinate by coordinate", "000",
+                                {**DP_ADAMW, "aggregate": "v"}, EXAMPLE),
+    "adadps": Method(AdaDPS, "gradients scaled by public data, then private", "000", {},
+                     {**EXAMPLE, "data": {"public": 0.05}}),
+    "dp-fedopt": Method(FedOpt, "FedAdam on private gradients", "000", {}, EXAMPLE),
+    "dp-fafed": Method(FAFED, "FAFED on private gradients (two a batch)", "000", {}, EXAMPLE),
+    "dp-fedlada": Method(FedLADA, "FedLADA on private gradients", "000", {}, EXAMPLE),
+    # Client level
+    "dp-fedavg-client": Method(FedAvg, "FedAvg, clipped and noised updates", "002", {}, CLIENT),
+    "dp-fedavg-ft": Method(FedAvg, "… then each client tunes for itself", "002", {}, {**CLIENT, **TUNED}),
+    "dp-fedsam-client": Method(FedSAM, "FedSAM, clipped and noised updates", "002", {"rho": 0.1}, CLIENT),
+    "dp-fedsam-ft": Method(FedSAM, "… then each client tunes for itself", "002", {"rho": 0.1},
+                           {**CLIENT, **TUNED}),
+    "centaur": Method(DP2FedSAM, "personal heads, SGD on the shared body", "002", {"rho": 0.0}, CLIENT),
+    "dp2-fedsam": Method(DP2FedSAM, "personal heads, SAM on the shared body", "002", {}, CLIENT),
+    "dp-fedlamb": Method(FedAvg, "user-level DP for speech: per-layer clip, LAMB", "003", {}, PER_USER),
+}  # fmt: skip
+
+
+def find(name: str) -> Method:
+    """The preset of that name, or an error with the nearest one."""
+    if name not in METHODS:
+        close = get_close_matches(name, METHODS, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}?" if close else "`tacit methods` lists them"
+        raise UserError(f"method: there is no method {name!r}; {hint}")
+    return METHODS[name]
 
 
 def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     """The algorithm that a config's `method` names; an unknown name or option is refused."""
-    if name not in METHODS:
-        close = get_close_matches(name, METHODS, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}?" if close else f"known methods are {', '.join(METHODS)}"
-        raise UserError(f"method: there is no method {name!r}; {hint}")
-    method = METHODS[name]
-    known = {f.name: f.type for f in fields(method.algorithm)}
+    method = find(name)
+    known = {f.name: get_type_hints(method.algorithm)[f.name] for f in fields(method.algorithm)}
+    chosen = dict(options)
     for option, value in options.items():
         if option not in known:
             close = get_close_matches(option, known, n=1, cutoff=0.4)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none'}"
             raise UserError(f"method.{option}: {name} has no such option; {hint}")
-        if known[option] == "float" and (isinstance(value, bool) or not isinstance(value, int | float)):
+        chosen[option] = _checked(option, value, known[option])
+    return method.algorithm(**{**method.options, **chosen})
+
+
+def _checked(option: str, value: Any, kind: Any) -> Any:
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"method.{option}: must be a number (got {value!r})")
-    return method.algorithm(**{**method.options, **options})
+        return float(value)
+    if kind is bool and not isinstance(value, bool):
+        raise UserError(f"method.{option}: must be true or false (got {value!r})")
+    if get_args(kind) and all(isinstance(a, str) for a in get_args(kind)) and value not in get_args(kind):
+        raise UserError(f"method.{option}: must be one of {', '.join(get_args(kind))} (got {value!r})")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's raw values on top of its method's settings."""
+    method = values.get("method", "fedavg")
+    name = method.get("name", "fedavg") if isinstance(method, Mapping) else method
+    preset = METHODS.get(str(name))
+    if preset is None:
+        return dict(values)
+    settings = {key: dict(value) for key, value in preset.settings.items()}
+    given = values.get("privacy")
+    if isinstance(given, Mapping) and "privacy" in settings:
+        # Noise and budget are one choice: giving either replaces the preset's.
+        if given.keys() & {"noise", "epsilon"}:
+            settings["privacy"] = {
+                k: v for k, v in settings["privacy"].items() if k not in ("noise", "epsilon")
+            }
+        if not isinstance(given.get("clip"), Mapping | None):
+            settings["privacy"].pop("clip")
+    return _merged(settings, values)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged

@@ -6,6 +6,7 @@ client part, adds the upload to a running sum, and goes on to the next client.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import time
@@ -163,7 +164,7 @@ class Worker:
             return None
         rng = randomness.generator(self.job.seed, "public", order.round, client)
         size = min(self.job.local.batch, len(public))
-        return iter(lambda: rng.choice(public, size, replace=False), None)
+        return (rng.choice(public, size, replace=False) for _ in itertools.count())
 
     def _bound(self, order: Order, client: int, upload: Vectors) -> float:
         """Under client-level privacy, clip the upload and add the client's share of the noise; its norm."""
