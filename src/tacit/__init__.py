@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
-    from tacit.api import load, resume, run
+    from tacit.api import load, resume, run, statement
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result
 
 __version__ = "0.1.0"
-__all__ = ["Algorithm", "ArrayRecords", "Dataset", "Result", "UserError", "load", "resume", "run"]
+__all__ = [
+    "Algorithm",
+    "ArrayRecords",
+    "Dataset",
+    "Result",
+    "UserError",
+    "load",
+    "resume",
+    "run",
+    "statement",
+]
 
 _HOME = {
     "Algorithm": "tacit.algorithms",
@@ -25,6 +35,7 @@ _HOME = {
     "load": "tacit.api",
     "resume": "tacit.api",
     "run": "tacit.api",
+    "statement": "tacit.api",
 }
 
 

@@ -26,6 +26,9 @@ from tacit.data import Dataset
 from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
+from tacit.federation.files import write_atomically
+from tacit.federation.statements import read_statement
+from tacit.privacy.statement import Statement
 from tacit.tasks import Task
 
 RUNS = Path("runs")
@@ -55,10 +58,11 @@ def run(
             f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
         )
     job = build_job(config, folder, model, dataset, algorithm, task)
+    config = resolved(config, job)
     federation = _federation(config, folder, job, trackers)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / CONFIG, configs.dump(config))
+        write_atomically(folder / CONFIG, configs.dump(config))
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
     return federation.run()
@@ -77,10 +81,23 @@ def resume(
     folder = Path(folder)
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
-    config = configs.load(folder / CONFIG)
+    config = configs.load(folder / CONFIG, presets=False)
     return _federation(
         config, folder, build_job(config, folder, model, dataset, algorithm, task), trackers
     ).run()
+
+
+def statement(folder: str | Path) -> Statement:
+    """What a run guarantees so far: a replay of its ledger."""
+    return read_statement(Path(folder))
+
+
+def resolved(config: Config, job: Job) -> Config:
+    """The config with the noise that was found for its budget, so that a resume uses the same."""
+    if config.privacy is None or job.privacy is None:
+        return config
+    privacy = config.privacy.model_copy(update={"noise": job.privacy.noise})
+    return config.model_copy(update={"privacy": privacy})
 
 
 def new_folder(name: str) -> Path:
@@ -94,9 +111,3 @@ def _federation(config: Config, folder: Path, job: Job, trackers: Sequence[Track
     own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
     release = build_release(config, job)
     return Federation(job, build_settings(config), release, folder, [*own, *trackers])
-
-
-def _write(file: Path, text: str) -> None:
-    partial = file.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from tacit.cli.methods import blocks, methods
+from tacit.cli.plan import plan
 from tacit.errors import UserError
 
 app = typer.Typer(
@@ -105,6 +107,26 @@ def data(
     console.print(f"Label split drawn in {picture}" if labelled else "No labels, so no picture of them.")
 
 
+@app.command()
+def statement(folder: RunFolder, as_json: Json = False) -> None:
+    """Say what a run guarantees: to whom, against whom, and what is not covered.
+
+    ε is a replay of the run's ledger, so this also works for a run that is still going or was killed.
+    """
+    from tacit import api
+
+    found = api.statement(folder)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _console(False).print(found.text())
+
+
+app.command()(plan)
+app.command()(methods)
+app.command()(blocks)
+
+
 def _console(quiet: bool) -> Console:
     """Where people read: standard error when standard output is for a program."""
     return Console(stderr=quiet, highlight=False, soft_wrap=False)
@@ -125,9 +147,15 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     if not result.finished:
         console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
         return
+    if result.stopped:
+        console.print(f"Ended early: {result.stopped}.")
     accuracy = last.get("accuracy")
     seconds = sum(record["seconds"] for record in result.metrics)
     done = f"accuracy [bold]{accuracy:.1%}[/bold], " if accuracy is not None else ""
+    if (result.path / "statement.json").exists():
+        from tacit import api
+
+        console.print(api.statement(result.path).text(), style="dim")
     console.print(f"Done: {done}{last['round']} rounds in {seconds:.0f} s, saved in {result.path}")
     console.print(
         "Next: tacit run … --set method=fedprox · tacit data … · README.md, “Your own model and data”"

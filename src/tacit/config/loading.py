@@ -17,8 +17,13 @@ from tacit.errors import UserError
 Key = tuple[str | int, ...]
 
 
-def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
-    """A checked config from a YAML file (or a mapping), with dotted overrides such as {"local.lr": 0.1}."""
+def load(
+    source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, presets: bool = True
+) -> Config:
+    """A checked config from a YAML file (or a mapping), with dotted overrides such as {"local.lr": 0.1}.
+
+    A method's preset is laid under it, unless the config is already a resolved one.
+    """
     lines: dict[Key, int] = {}
     if isinstance(source, Mapping):
         values, where = _copy(source), "config"
@@ -28,7 +33,7 @@ def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | 
     for key, value in (overrides or {}).items():
         _override(values, key, value)
     try:
-        return Config.model_validate(with_preset(values))
+        return Config.model_validate(with_preset(values) if presets else values)
     except ValidationError as error:
         raise UserError(_explain(error, values, lines, where, set(overrides or {}))) from None
 

@@ -58,13 +58,14 @@ class PlainGradients:
 
     local: Local
     rng: np.random.Generator
+    batches_per_step: int = 1
     noise_variance: float = 0.0
 
     def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
-        local = self.local
+        local, times = self.local, self.batches_per_step
         if local.steps is not None:
-            return batches.steps(examples, local.batch, local.steps, self.rng)
-        return batches.epochs(examples, local.batch, local.epochs or 1, self.rng)
+            return batches.steps(examples, local.batch, local.steps * times, self.rng)
+        return batches.epochs(examples, local.batch, (local.epochs or 1) * times, self.rng)
 
     def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
         loss = plain_gradient(flat, batch, task.losses)

@@ -146,7 +146,7 @@ class Worker:
         job = self.job
         if self._clipped is None:
             rng = randomness.generator(job.seed, "batches", order.round, client)
-            return PlainGradients(job.local, rng)
+            return PlainGradients(job.local, rng, job.algorithm.batches)
         assert job.privacy is not None
         name = (job.seed, order.round, order.attempt, client)
         return PrivateGradients(

@@ -21,6 +21,7 @@ from tacit.errors import UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.release import Release
+from tacit.federation.statements import write_statement
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
 from tacit.optimizers.schedules import Schedule
 from tacit.optimizers.server import ServerOptimizer
@@ -140,7 +141,8 @@ class Federation:
         engine = self._engine()
         try:
             self.release.open(self.folder, self._release_state)
-            facts = {"parameters": self.layout.size, "clients": len(self.job.population), "notes": self.notes}
+            notes = [*self.notes, *self._warnings()]
+            facts = {"parameters": self.layout.size, "clients": len(self.job.population), "notes": notes}
             for tracker in self.trackers:
                 tracker.start(self.round, settings.rounds, facts)
             with _stop_requested() as stop:
@@ -171,6 +173,11 @@ class Federation:
         metrics = read_metrics(self.folder / "metrics.jsonl")
         finished = self.round == settings.rounds or self.stopped is not None
         return Result(self.folder, self.job.model, metrics, finished, self.stopped)
+
+    def _warnings(self) -> list[str]:
+        if self.job.privacy is None:
+            return []
+        return self.job.privacy.warnings(len(self.job.population), int(self.job.population.sizes.min()))
 
     def _engine(self) -> Engine:
         settings = self.settings
@@ -285,6 +292,8 @@ class Federation:
             "seconds": self.seconds,
             "release": self.release.state(),
         }
+        if self.job.privacy is not None:
+            write_statement(self.folder, self.job.privacy, len(self.job.population))
         self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
         folder = self.folder / "checkpoint"
         checkpoints.save(folder, Checkpoint(self.round, vectors, facts), self.settings.keep_checkpoints)

@@ -1,0 +1,151 @@
+"""`tacit methods` and `tacit blocks`: what there is to choose from, measured rather than claimed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one client sends, receives and keeps, in multiples of the model."""
+
+    up: float
+    down: float
+    keeps: dict[str, float]
+
+
+def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False) -> None:
+    """List every method: its paper, its privacy unit, its traffic and what a client keeps.
+
+    Traffic is measured: each method plays one client of a small transformer. 1× is the model, FedAvg's own.
+    Choose one with `method: NAME` in a config or `--set method=NAME`.
+    """
+    from tacit.config.methods import METHODS
+
+    measured = measure({name: method.algorithm(**method.options) for name, method in METHODS.items()})
+    if as_json:
+        rows: list[dict[str, Any]] = []
+        for name, method in METHODS.items():
+            found = measured[name]
+            rows.append(
+                {
+                    "method": name,
+                    "summary": method.summary,
+                    "paper": method.paper,
+                    "unit": method.unit,
+                    "up": found.up,
+                    "down": found.down,
+                    "keeps": found.keeps,
+                }
+            )
+        print(json.dumps(rows))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for title, justify in (("method", "left"), ("paper", "left"), ("unit", "left"), ("up", "right"),
+                           ("down", "right"), ("keeps", "left"), ("", "left")):  # fmt: skip
+        table.add_column(title, justify=justify, no_wrap=title != "")  # type: ignore[arg-type]
+    for name, method in METHODS.items():
+        found = measured[name]
+        keeps = " ".join(found.keeps) or "–"
+        table.add_row(
+            name, method.paper, method.unit, f"{found.up:.1f}×", f"{found.down:.1f}×", keeps, method.summary
+        )
+    Console(highlight=False, width=min(80, Console().width)).print(table)
+
+
+def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
+    """Let each algorithm play one client of a small vision transformer."""
+    import torch
+
+    from tacit.data import ArrayRecords, Population
+    from tacit.engine import InProcess, Job, Local, Order, Visit
+    from tacit.engine.memory import MemoryStore
+    from tacit.models import vit
+    from tacit.tasks import Classification
+    from tacit.vector import read_values
+
+    rng = np.random.default_rng(0)
+    records = ArrayRecords(rng.normal(size=(8, 1, 8, 8)).astype(np.float32), rng.integers(0, 4, 8))
+    population = Population(records, np.array([0, 8]), np.arange(8))
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, algorithm in algorithms.items():
+            torch.manual_seed(0)
+            model = vit((1, 8, 8), 4, patch=4, width=48, depth=1, heads=2)
+            memory = Path(folder) / name
+            job = Job(
+                model, Classification(), population, records, algorithm, Local(4, steps=1), 0, memory,
+                public=np.arange(4),
+            )  # fmt: skip
+            engine = InProcess(job)
+            size = job.layout.size
+            message = algorithm.message(
+                algorithm.init(read_values(model, job.layout)[: job.layout.shared], job.layout)
+            )
+            total, reports = engine.sum(Order(0, 0.1), message, [Visit(0, -1)])
+            kept = MemoryStore(memory).load(0, 0) if reports[0].remembers else {}
+            engine.close()
+            found[name] = Traffic(
+                up=sum(v.numel() for v in total.values()) / size,
+                down=sum(v.numel() for v in message.values()) / size,
+                keeps={k: v.numel() / size for k, v in kept.items()},
+            )
+    return found
+
+
+def blocks(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config whose model to cut.")],
+    overrides: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE")] = [],  # noqa: B006
+    kind: Annotated[
+        str, typer.Option(help="architecture (000), fine (004), or tensor: one for each tensor.")
+    ] = "architecture",
+    limit: Annotated[int, typer.Option(min=1, help="Blocks to list.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Show the blocks of a config's model: the groups of parameters that share one second moment.
+
+    FedAdamW and DP-FedAdamW send one number a block instead of one for each coordinate.
+    """
+    from tacit import config
+    from tacit.config.build import build_dataset, build_model
+    from tacit.errors import UserError
+    from tacit.vector import Layout
+    from tacit.vector.blocks import blocks as cut
+
+    resolved = config.load(file, config.parse_overrides(overrides))
+    if kind not in ("architecture", "fine", "tensor"):
+        raise UserError(f"--kind {kind}: choose architecture, fine or tensor")
+    layout = Layout.of(build_model(resolved, build_dataset(resolved)))
+    parts = cut(layout, kind)
+    sizes = parts.sizes.tolist()
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "kind": kind,
+                    "parameters": layout.size,
+                    "blocks": dict(zip(parts.names, sizes, strict=True)),
+                }
+            )
+        )
+        return
+    console = Console(highlight=False, width=min(80, Console().width))
+    share = len(parts) / layout.size
+    console.print(f"{len(parts):,} blocks ({kind}) of {layout.size:,} parameters: {share:.1e} of the traffic")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("block")
+    table.add_column("parameters", justify="right")
+    for name, size in list(zip(parts.names, sizes, strict=True))[:limit]:
+        table.add_row(name, f"{size:,}")
+    if len(parts) > limit:
+        table.add_row(f"… and {len(parts) - limit:,} more (--limit)", "")
+    console.print(table)
