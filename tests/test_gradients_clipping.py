@@ -345,8 +345,8 @@ def test_parts_are_cut_so_that_memory_is_bounded(monkeypatch):
     clipped(batch, noting, 1.0)
     assert seen[-1] == 20
     whole = clipped.flat.grad.clone()
-    per_record = next(iter(clipped._surveys.values())).bytes_per_record
-    monkeypatch.setattr(module, "MEMORY", 6 * per_record)
+    found = next(iter(clipped._surveys.values()))
+    monkeypatch.setattr(module, "MUCH", 6 * max(found.plain, found.kept))
     seen.clear()
     clipped(batch, noting, 1.0)
     assert seen == [5, 5, 5, 5]

@@ -44,8 +44,8 @@ Group = tuple[Sequence[slice] | Sequence[int], float]
 Bound = float | Sequence[Group]
 """C for all coordinates together, or one C for each group; groups cover every segment once."""
 
-MEMORY = 256 * 2**20
-"""Bytes that a part of a batch may take when the size of the parts is not given."""
+LITTLE, MUCH = 128 * 2**20, 2 * 2**30
+"""Bytes that a part of a batch may always take, and never may, when the size of the parts is not given."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ClippedGradient:
         for part, slow in self._parts(batch, size, losses):
             forms, values = self._per_record(part, losses, slow)
             with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
-                part_norms = _norms(forms, groups, len(values), total.new_zeros(len(values), len(bounds)))
+                part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
                 kept = part_norms.isfinite().all(1)
                 factors = (bounds.to(part_norms) / part_norms).clamp(max=1.0)
                 if not bool(kept.all()):
@@ -106,10 +106,10 @@ class ClippedGradient:
                     values = torch.where(kept, values, 0.0)
                     forms = [None if f is None else (f[0].keep(kept), f[1]) for f in forms]
                     dropped += int((~kept).sum())
-                factors = factors.t().contiguous()
+                rows = factors.t().contiguous().unbind()
                 for segment, group, form in zip(self.flat.layout.segments, groups, forms, strict=True):
                     if form is not None:
-                        form[0].add_weighted(factors[group], total[segment.slice].view(segment.shape))
+                        form[0].add_weighted(rows[group], total[segment.slice].view(segment.shape))
             norms.append(part_norms)
             loss_sum = loss_sum + values.sum()
         if total is not self.flat.grad:
@@ -127,7 +127,7 @@ class ClippedGradient:
         found = self._survey(batch, losses) if size > 1 else None
         micro = self._micro_batch
         if micro is None:
-            micro = max(1, size) if found is None else max(1, MEMORY // max(1, found.bytes_per_record))
+            micro = max(1, size) if found is None else _affordable(found, size)
         slow = found is not None and found.obstacle is not None
         parts = -(-size // micro)
         for i in range(parts):  # of nearly equal sizes
@@ -210,10 +210,17 @@ def _groups(flat: Flat, bound: Bound) -> tuple[list[int], Tensor]:
 
 
 def _norms(
-    forms: Sequence[tuple[PerRecord, Tensor] | None], groups: Sequence[int], size: int, squares: Tensor
+    forms: Sequence[tuple[PerRecord, Tensor] | None], groups: Sequence[int], squares: Tensor
 ) -> Tensor:
-    """Per-record norms of each group: [B, groups]."""
-    for group, form in zip(groups, forms, strict=True):
-        if form is not None:
-            squares[:, group] += form[1]
-    return squares.sqrt_()
+    """Per-record norms of each group, [B, groups]; `squares` [groups, B] is zero before."""
+    members = [group for group, form in zip(groups, forms, strict=True) if form is not None]
+    found = [form[1] for form in forms if form is not None]
+    if found:
+        squares.index_add_(0, torch.tensor(members, device=squares.device), torch.stack(found).to(squares))
+    return squares.sqrt_().t()
+
+
+def _affordable(found: Survey, size: int) -> int:
+    """As many records as book-keeping can hold in the memory of a plain step on all `size` of them."""
+    limit = min(MUCH, max(LITTLE, size * found.plain))
+    return max(1, limit // max(1, found.plain, found.kept))

@@ -44,8 +44,10 @@ def refuse_mixing_modules(module: nn.Module) -> None:
 class Survey:
     """What two records told about a model."""
 
-    bytes_per_record: int
-    """Memory that one more record in the batch takes, from its forward pass to the weighted sum."""
+    plain: int
+    """Bytes that plain training keeps for one record between its forward and its backward pass."""
+    kept: int
+    """Bytes that book-keeping keeps for one record until the weighted sum."""
     obstacle: str | None
     """Why book-keeping is not possible, if it is not."""
 
@@ -75,41 +77,44 @@ def survey(
             )
         torch.set_rng_state(state)
         try:
-            return Survey(_trial(parameters, pair, lambda batch: losses(module, batch), rules), None)
+            return Survey(*_trial(module, parameters, pair, losses, rules), None)
         except Unsupported as obstacle:
-            return Survey(4 * sum(p.numel() for p in parameters.values()), str(obstacle))
+            whole = sum(p.numel() * p.element_size() for p in parameters.values())
+            return Survey(whole, 2 * whole, str(obstacle))
 
 
 def _trial(
+    module: nn.Module,
     parameters: Mapping[str, Tensor],
     pair: Batch,
-    losses: Callable[[Batch], Tensor],
+    losses: Losses,
     rules: Mapping[Any, Rule],
-) -> int:
+) -> tuple[int, int]:
     """Book-keeping for record 0's loss alone: no gradient may arrive in the half that is record 1's."""
-    storages = {p.untyped_storage().data_ptr() for p in parameters.values()}
-    saved = 0
+    known = [*module.parameters(), *module.buffers(), *pair.values()]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in known}
+    plain = 0
 
     def count(tensor: Tensor) -> Tensor:
-        nonlocal saved
+        nonlocal plain
         pointer = tensor.untyped_storage().data_ptr()
         if pointer not in storages:
             storages.add(pointer)
-            saved += tensor.numel() * tensor.element_size()
+            plain += tensor.numel() * tensor.element_size()
         return tensor
 
     def probe(grad: Tensor, name: str) -> None:
-        nonlocal saved
-        saved += grad.numel() * grad.element_size()
         if grad.shape[0] % 2 or bool(grad[grad.shape[0] // 2 :].count_nonzero()):
             raise Unsupported(f"records are not the first dimension at {name}")
 
     batch = {name: tensor[:] for name, tensor in pair.items()}
     tape = Tape(parameters, batch, rules, probe)
     with saved_tensors_hooks(count, lambda tensor: tensor), tape:
-        found = losses(batch)
+        found = losses(module, batch)
+    for tensor in tape.held:
+        count(tensor)
     forms = tape.backward(found[:1])
-    return (saved + sum(form.bytes for form, _ in filter(None, forms))) // 2
+    return plain // 2, sum(form.bytes for form, _ in filter(None, forms)) // 2
 
 
 def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:

@@ -42,6 +42,9 @@ class _Mark:
     """For an owned tensor expanded over records: the same with a first dimension of one."""
 
 
+_NONE: frozenset[int] = frozenset()
+
+
 class _Anchor(torch.autograd.Function):
     """The identity, but the output has a gradient even where no input of the layer needs one."""
 
@@ -84,6 +87,7 @@ class Tape(TorchFunctionMode):
         super().__init__()
         self.records = batch_size(batch)
         self.anchor = torch.zeros((), requires_grad=True)
+        self._saved: list[list[Tensor]] = []
         self._probe = probe
         self._names = list(parameters)
         self._parameters = list(parameters.values())
@@ -91,6 +95,7 @@ class Tape(TorchFunctionMode):
         self._rules = rules
         self._token = object()
         self._data = _Mark(self._token)
+        self._own_marks = {key: _Mark(self._token, frozenset((i,))) for key, i in self._index.items()}
         self._uses = [0] * len(self._parameters)
         self._found: list[list[PerRecord]] = [[] for _ in self._parameters]
         self._squares: list[Tensor | None] = [None] * len(self._parameters)
@@ -104,8 +109,8 @@ class Tape(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        data, parameters = False, frozenset[int]()
-        for tensor in tensors_in((args, kwargs)):
+        data, parameters = False, _NONE
+        for tensor in tensors_in(args, kwargs):
             mark = self._mark(tensor)
             if mark is self._data:
                 data = True
@@ -119,11 +124,10 @@ class Tape(TorchFunctionMode):
         else:
             out = func(*args, **kwargs)
         if data:
-            if func is Tensor.__setitem__:
-                out = args[0]
-            for tensor in tensors_in(out):
+            # `x[i] = data` returns nothing, but x is data from now on.
+            for tensor in tensors_in(args[0] if func is Tensor.__setitem__ else out):
                 tensor._tacit = self._data  # type: ignore[attr-defined]
-            return None if func is Tensor.__setitem__ else out
+            return out
         if parameters:
             for tensor in tensors_in(out):
                 if tensor.requires_grad and id(tensor) not in self._index:
@@ -132,9 +136,9 @@ class Tape(TorchFunctionMode):
         return out
 
     def _mark(self, tensor: Tensor) -> _Mark | None:
-        index = self._index.get(id(tensor))
-        if index is not None:
-            return _Mark(self._token, frozenset((index,)))
+        own = self._own_marks.get(id(tensor))
+        if own is not None:
+            return own
         mark: _Mark | None = getattr(tensor, "_tacit", None)
         return mark if mark is not None and mark.token is self._token else None
 
@@ -184,6 +188,7 @@ class Tape(TorchFunctionMode):
         if not output.requires_grad:
             output = _Anchor.apply(output, self.anchor)  # type: ignore[no-untyped-call]
         held = [tensor.detach() for tensor in saved]
+        self._saved.append(held)
         versions = [tensor._version for tensor in held]
 
         def arrived(grad: Tensor) -> None:
@@ -198,6 +203,11 @@ class Tape(TorchFunctionMode):
 
         output.register_hook(arrived)  # type: ignore[no-untyped-call]
         return output
+
+    @property
+    def held(self) -> Iterator[Tensor]:
+        """The layer inputs that wait for the backward pass."""
+        return (tensor for held in self._saved for tensor in held)
 
     def expect(self, *targets: Tensor | None) -> None:
         """Announce a use of `targets`, to be followed by `give` in the backward pass."""
@@ -286,16 +296,17 @@ class Tape(TorchFunctionMode):
         return ", ".join(self._names[i] for i in sorted(parameters))
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
+def tensors_in(*values: object) -> list[Tensor]:
     """All tensors among nested arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += tensors_in(*value)
+        elif isinstance(value, dict):
+            found += tensors_in(*value.values())
+    return found
 
 
 def sum_of(tensors: Sequence[Tensor]) -> Tensor:
