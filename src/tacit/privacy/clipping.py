@@ -69,9 +69,9 @@ class Clip:
         return Bound(c, self.mode, dict(sizes), groups)
 
     def groups(self, layout: Layout) -> list[tuple[tuple[slice, ...], float]]:
-        """The same rule for one record's gradient: slices of the whole flat vector, and their C_h."""
+        """The same rule for one record's gradient: segments of the whole flat vector, and their C_h."""
         if self.per == "global":
-            return [((slice(0, layout.size),), self.bound)]
+            return [(tuple(s.slice for s in layout.segments), self.bound)]
         layers = [tuple(("", part) for part in parts) for _, parts in layout.layer_slices(shared_only=False)]
         bounds = self._split(layers, self.bound)
         return [(tuple(s for _, s in parts), b) for parts, b in zip(layers, bounds, strict=True)]

@@ -79,6 +79,10 @@ class Privacy:
                 "privacy.noise is 0 and privacy.epsilon sets a budget, which not one round can keep; "
                 "set the noise (`tacit plan --epsilon …` finds it) or drop the budget"
             )
+        if self.unit == "example" and self.clip.mode == "normalize":
+            raise UserError(
+                "privacy.clip.mode normalize is for clients' updates; records' gradients take clip"
+            )
         if self.unit == "example" and self.noise_at == "clients":
             raise UserError(
                 "privacy.noise_at: at example level each client noises its own gradients; leave it out"

@@ -90,10 +90,11 @@ class Odometer:
 
     @staticmethod
     def _candidates(everyone: Profile, own: Iterable[Profile]) -> list[Profile]:
-        profiles = {everyone} | {_merge(everyone, profile) for profile in own}
-        simple: list[Profile] = [p for p in profiles if len(p) == 1]
-        mixed = [p for p in profiles - set(simple) if p]
-        return _undominated(simple) + mixed or [()]
+        """Profiles one of which is the worst. What everyone pays adds to all alike, so own totals decide."""
+        distinct = set(own)
+        simple: list[Profile] = [profile for profile in distinct if len(profile) == 1]
+        mixed = [profile for profile in distinct if len(profile) > 1]
+        return [_merge(everyone, profile) for profile in _undominated(simple) + mixed] or [everyone]
 
 
 def _plus(profile: Profile, event: Event, count: int) -> Profile:

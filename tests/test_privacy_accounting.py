@@ -1,0 +1,184 @@
+"""ε against printed values, exact formulas and independent bounds."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy import optimize, stats
+
+from tacit.errors import UserError
+from tacit.privacy import FixedSizeGaussian, PoissonGaussian, epsilon
+from tacit.privacy.accounting import exceeds, pld_epsilon, rdp_epsilon
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "rounds", "printed"),
+    [
+        (1.536, 0.029465, 2006, "6.5"),
+        (0.6144, 0.0029465, 2034, "7.2"),
+        (0.6144, 0.00029465, 3390, "3.7"),
+    ],
+)
+def test_speech_paper_rdp(noise: float, rate: float, rounds: int, printed: str) -> None:
+    """RDP at δ = 1e-9, to the digits of the speech paper's tables."""
+    assert f"{rdp_epsilon({PoissonGaussian(rate, noise): rounds}, 1e-9):.1f}" == printed
+
+
+@pytest.mark.parametrize(
+    ("noise", "low", "high"), [(2.048, 4.4, 4.5), (5.12, 1.55, 1.6), (1.024, 12.55, 12.65)]
+)
+def test_speech_paper_ranges(noise: float, low: float, high: float) -> None:
+    found = rdp_epsilon({PoissonGaussian(0.029465, noise): 2006}, 1e-9)
+    assert low - 0.005 <= found <= high + 0.005
+
+
+def test_speech_paper_pld_is_smaller() -> None:
+    assert f"{epsilon({PoissonGaussian(0.0029465, 0.6144): 2034}, 1e-9).value:.1f}" == "6.3"
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "steps", "queries", "expected"),
+    [
+        (1000, 16, 200, 1, 1.85),
+        (1000, 16, 2000, 1, 4.79),
+        (1000, 50, 3000, 1, 22.8),
+        (1000, 16, 200, 2, 4.65),
+    ],
+)
+def test_example_level_values(records: int, batch: int, steps: int, queries: int, expected: float) -> None:
+    event = PoissonGaussian(batch / records, 1 / math.sqrt(queries))
+    assert rdp_epsilon({event: steps}, 1e-5) == pytest.approx(expected, rel=3e-3)
+
+
+def test_second_batch_is_cheaper_than_asking_twice() -> None:
+    assert rdp_epsilon({PoissonGaussian(0.016, 1.0): 400}, 1e-5) == pytest.approx(2.31, abs=0.005)
+
+
+def exact_delta(eps: float, rate: float, noise: float, shift: float = 1.0) -> float:
+    """δ of one sampled Gaussian by direct integration of the two densities, the worse direction."""
+    x = np.linspace(-40 * noise, shift + 40 * noise, 400_001)
+    q = stats.norm.pdf(x, 0, noise)
+    p = (1 - rate) * q + rate * stats.norm.pdf(x, shift, noise)
+    forward, backward = (np.clip(a - math.exp(eps) * b, 0, None) for a, b in ((p, q), (q, p)))
+    return float(max(np.trapezoid(forward, x), np.trapezoid(backward, x)))
+
+
+def exact_epsilon(delta: float, rate: float, noise: float, shift: float = 1.0) -> float:
+    return float(optimize.brentq(lambda e: exact_delta(e, rate, noise, shift) - delta, 0, 60, xtol=1e-9))
+
+
+@pytest.mark.parametrize(("rate", "noise", "delta"), [(1.0, 1.0, 1e-5), (0.1, 0.7, 1e-5), (0.02, 2.0, 1e-6)])
+def test_one_round_is_exact(rate: float, noise: float, delta: float) -> None:
+    found, exact = epsilon({PoissonGaussian(rate, noise): 1}, delta), exact_epsilon(delta, rate, noise)
+    assert found.pld is not None
+    assert exact - 1e-6 <= found.pld <= exact * 1.002 + 1e-4
+    assert found.rdp >= exact
+
+
+def test_many_unsampled_rounds_are_one_gaussian() -> None:
+    found = epsilon({PoissonGaussian(1.0, 10.0): 100}, 1e-5)
+    assert found.pld == pytest.approx(exact_epsilon(1e-5, 1.0, 1.0), rel=2e-3)
+
+
+CASES = [
+    (0.029465, 1.536, 2006, 1e-9),
+    (0.01, 0.8, 500, 1e-6),
+    (0.2, 4.0, 1000, 1e-5),
+    (0.001, 1.0, 20_000, 1e-6),
+    (0.5, 1.0, 10, 1e-7),
+]
+
+
+@pytest.mark.parametrize(("rate", "noise", "times", "delta"), CASES)
+def test_pld_lies_between_an_optimistic_bound_and_rdp(
+    rate: float, noise: float, times: int, delta: float
+) -> None:
+    """Our grid is chosen for speed: it must stay above the truth, and close to it."""
+    optimistic = (
+        pld.from_gaussian_mechanism(
+            noise,
+            sampling_prob=rate,
+            pessimistic_estimate=False,
+            use_connect_dots=False,
+            value_discretization_interval=5e-5 if rate < 0.5 else 1e-3,
+        )
+        .self_compose(times)
+        .get_epsilon_for_delta(delta)
+    )
+    spend = {PoissonGaussian(rate, noise): times}
+    found = epsilon(spend, delta)
+    assert found.pld is not None
+    assert optimistic <= found.pld <= found.rdp * 1.001
+    assert found.pld <= pld_epsilon(spend, delta, rough=True) * (1 + 1e-9)
+    reference = pld.from_gaussian_mechanism(noise, sampling_prob=rate).self_compose(times)
+    assert found.pld <= reference.get_epsilon_for_delta(delta) * 1.005
+
+
+def test_a_ledger_of_several_kinds_adds_up() -> None:
+    """Half the rounds under an all but equal event cost what all of them under one event do."""
+    one = epsilon({PoissonGaussian(0.05, 1.2): 400}, 1e-6)
+    two = epsilon({PoissonGaussian(0.05, 1.2): 200, PoissonGaussian(0.05, 1.2 + 1e-9): 200}, 1e-6)
+    assert two.pld == pytest.approx(one.pld, rel=2e-3)
+    assert two.rdp == pytest.approx(one.rdp, rel=1e-6)
+
+
+@pytest.mark.parametrize("noise", [1.0, 3.0])
+def test_fixed_size_bound_covers_the_exact_loss_of_a_replacement(noise: float) -> None:
+    """One round, one client replaced: the sum moves by up to 2C, with probability size/population."""
+    event = FixedSizeGaussian(50, 1000, noise)
+    found = epsilon({event: 1}, 1e-6)
+    assert found.pld is None and found.value == found.rdp
+    assert found.rdp >= exact_epsilon(1e-6, event.rate, noise, shift=2.0)
+
+
+def test_fixed_size_without_sampling_is_a_gaussian_of_twice_the_sensitivity() -> None:
+    found = epsilon({FixedSizeGaussian(10, 10, 4.0): 1}, 1e-5)
+    assert found.rdp == pytest.approx(rdp_epsilon({PoissonGaussian(1.0, 2.0): 1}, 1e-5), rel=0.03)
+
+
+def test_epsilon_is_monotone() -> None:
+    base = {"rate": 0.02, "noise": 1.0}
+    spent = pld_epsilon({PoissonGaussian(**base): 300}, 1e-5)
+    assert pld_epsilon({PoissonGaussian(**base | {"rate": 0.022}): 300}, 1e-5) > spent
+    assert pld_epsilon({PoissonGaussian(**base | {"noise": 0.95}): 300}, 1e-5) > spent
+    assert pld_epsilon({PoissonGaussian(**base): 330}, 1e-5) > spent
+    assert pld_epsilon({PoissonGaussian(**base): 300}, 1e-6) > spent
+
+
+@pytest.mark.parametrize("noise", [1e3, 1e6, 1e8])
+def test_rounding_never_makes_many_rounds_free(noise: float) -> None:
+    """Divergences too small for floating point come out negative; dp_accounting would then answer ε = 0."""
+    delta = 1e-9
+    exact = 1.0 / noise * math.sqrt(10_000)  # μ of Gaussian DP without sampling
+    if exact > 1e-6:
+        assert rdp_epsilon({PoissonGaussian(0.999, noise): 10_000}, delta) > 0
+    assert rdp_epsilon({PoissonGaussian(0.999, noise): 10_000}, delta) >= 0
+
+
+def test_exceeds_agrees_with_epsilon() -> None:
+    spend = {PoissonGaussian(0.05, 1.2): 400}
+    found = epsilon(spend, 1e-6)
+    assert found.pld is not None and found.pld < found.rdp
+    assert exceeds(spend, found.pld * 0.999, 1e-6)
+    assert not exceeds(spend, found.pld * 1.001, 1e-6)
+    assert not exceeds(spend, found.rdp, 1e-6)
+
+
+def test_no_noise_costs_everything_and_nothing_costs_nothing() -> None:
+    assert epsilon({PoissonGaussian(0.1, 0.0): 1}, 1e-5).value == math.inf
+    assert epsilon({FixedSizeGaussian(1, 10, 0.0): 1}, 1e-5).value == math.inf
+    assert epsilon({}, 1e-5).value == 0
+
+
+def test_relations_do_not_mix_and_delta_is_a_probability() -> None:
+    with pytest.raises(UserError, match="one sampling"):
+        epsilon({PoissonGaussian(0.1, 1.0): 1, FixedSizeGaussian(1, 10, 1.0): 1}, 1e-5)
+    for delta in (0.0, 1.0, -1.0):
+        with pytest.raises(UserError, match="not a probability"):
+            epsilon({PoissonGaussian(0.1, 1.0): 1}, delta)
+
+
+def test_tiny_delta_falls_back_to_rdp() -> None:
+    found = epsilon({PoissonGaussian(0.1, 1.0): 10}, 1e-13)
+    assert found.pld is None and found.value == found.rdp

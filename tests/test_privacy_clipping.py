@@ -1,0 +1,219 @@
+"""Sensitivity by brute force, for every rule and both units; identities of the rules."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tacit.errors import UserError
+from tacit.gradients import ClippedGradient
+from tacit.privacy import Clip
+from tacit.privacy.clipping import Mode, Per
+from tacit.vector import Layout, Vectors
+
+LAYOUT = Layout.of(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2), nn.Linear(2, 3)), personal=("2.*",))
+SIZES = {"delta": LAYOUT.shared, "c": LAYOUT.shared, "v": 3}
+RULES: list[tuple[Per, Mode]] = list(product(("global", "uniform", "dim"), ("clip", "normalize")))  # type: ignore[arg-type]
+C = 0.7
+
+
+def exact_norm(uploads: Vectors) -> float:
+    return math.sqrt(math.fsum(float(x) ** 2 for v in uploads.values() for x in v.double()))
+
+
+def fresh(seed: int, scale: float = 1.0) -> Vectors:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(size, generator=generator) for name, size in SIZES.items()}
+
+
+def one_layer_only(scale: float) -> Vectors:
+    uploads = {name: torch.zeros(size) for name, size in SIZES.items()}
+    uploads["delta"][:20] = scale
+    return uploads
+
+
+def one_coordinate(value: float) -> Vectors:
+    uploads = {name: torch.zeros(size) for name, size in SIZES.items()}
+    uploads["v"][1] = value
+    return uploads
+
+
+def with_value(value: float) -> Vectors:
+    uploads = fresh(3)
+    uploads["c"][7] = value
+    return uploads
+
+
+ADVERSARIES: dict[str, Callable[[], Vectors]] = {
+    "random": lambda: fresh(0),
+    "small": lambda: fresh(1, 1e-3),
+    "huge": lambda: fresh(2, 1e30),
+    "float32's largest": lambda: {name: torch.full((n,), 3.4e38) for name, n in SIZES.items()},
+    "subnormal": lambda: {name: torch.full((n,), 1e-44) for name, n in SIZES.items()},
+    "zeros": lambda: {name: torch.zeros(n) for name, n in SIZES.items()},
+    "one layer": lambda: one_layer_only(5.0),
+    "one coordinate": lambda: one_coordinate(-9.0),
+    "exactly C": lambda: one_coordinate(C),
+    "just above C": lambda: one_coordinate(float(np.nextafter(np.float32(C), np.float32(1)))),
+    "nan": lambda: with_value(math.nan),
+    "inf": lambda: with_value(math.inf),
+    "-inf": lambda: with_value(-math.inf),
+}
+
+
+@pytest.mark.parametrize(("per", "mode"), RULES)
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_one_client_moves_the_sum_by_at_most_c(name: str, per: Per, mode: Mode) -> None:
+    """Adding or removing the adversary's upload moves a sum of others by no more than C; replacing it, 2C."""
+    bound = Clip(C, per, mode).bind(SIZES, LAYOUT)
+    others = [fresh(10 + i) for i in range(3)]
+    uploads = ADVERSARIES[name]()
+    for upload in [*others, uploads]:
+        bound.apply(upload)
+    without = {k: sum(o[k].double() for o in others) for k in SIZES}
+    moved = {k: without[k] + uploads[k].double() - without[k] for k in SIZES}
+    assert exact_norm(uploads) <= C
+    assert exact_norm(moved) <= C * (1 + 1e-12)
+    replaced = {k: uploads[k].double() - others[0][k].double() for k in SIZES}
+    assert exact_norm(replaced) <= 2 * C
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.floats(width=32, allow_nan=True, allow_infinity=True),
+        min_size=LAYOUT.shared + 3,
+        max_size=LAYOUT.shared + 3,
+    ),
+    st.sampled_from(RULES),
+    st.floats(1e-6, 1e6),
+)
+def test_norm_is_at_most_c_for_any_floats(values: list[float], rule: tuple[Per, Mode], c: float) -> None:
+    flat = torch.tensor(values, dtype=torch.float32)
+    uploads = {"delta": flat[:-3].clone(), "v": flat[-3:].clone()}
+    finite = bool(flat.isfinite().all())
+    norm = Clip(c, *rule).bind({"delta": LAYOUT.shared, "v": 3}, LAYOUT).apply(uploads)
+    assert exact_norm(uploads) <= c
+    assert math.isfinite(norm) == finite
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("per", "mode"), RULES)
+def test_half_precision_uploads_stay_within_c(dtype: torch.dtype, per: Per, mode: Mode) -> None:
+    uploads = {name: vector.to(dtype) for name, vector in fresh(5, 100.0).items()}
+    Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads)
+    assert all(vector.dtype == torch.float32 for vector in uploads.values())
+    assert 0.9999 * C <= exact_norm(uploads) <= C
+
+
+def test_what_is_within_the_bound_is_left_alone_bit_for_bit() -> None:
+    for per, mode in RULES:
+        uploads = fresh(6, 1e-4)
+        before = {name: vector.clone() for name, vector in uploads.items()}
+        Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads)
+        assert all(torch.equal(uploads[name], before[name]) for name in SIZES)
+
+
+def layers_by_hand() -> list[list[tuple[str, int, int]]]:
+    """Two shared layers (weight and bias) in each of the long vectors; the short vector is a layer."""
+    return [
+        [("delta", 0, 24)],
+        [("delta", 24, 34)],
+        [("c", 0, 24)],
+        [("c", 24, 34)],
+        [("v", 0, 3)],
+    ]
+
+
+@pytest.mark.parametrize("mode", ["clip", "normalize"])
+@pytest.mark.parametrize("per", ["uniform", "dim"])
+def test_per_layer_rules_against_a_transcription(per: Per, mode: Mode) -> None:
+    uploads = fresh(7, 0.3)
+    uploads["delta"][24:34] *= 1e-3  # a layer within its bound
+    reference = {name: vector.numpy().astype(np.float64) for name, vector in uploads.items()}
+    layers = layers_by_hand()
+    sizes = [sum(stop - start for _, start, stop in layer) for layer in layers]
+    whole = math.sqrt(sum((v**2).sum() for v in reference.values()))
+    for layer, size in zip(layers, sizes, strict=True):
+        c_h = C / math.sqrt(5) if per == "uniform" else C * math.sqrt(size / sum(sizes))
+        norm = math.sqrt(sum((reference[n][a:b] ** 2).sum() for n, a, b in layer))
+        factor = min(1.0, c_h / norm) if mode == "clip" else (c_h / norm if whole > C else 1.0)
+        for name, start, stop in layer:
+            reference[name][start:stop] *= factor
+    assert Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads) == pytest.approx(whole, rel=1e-6)
+    for name, vector in uploads.items():
+        np.testing.assert_allclose(vector.numpy(), reference[name], rtol=2e-6)
+
+
+@pytest.mark.parametrize("per", ["uniform", "dim"])
+def test_layer_bounds_add_up_to_c(per: Per) -> None:
+    bound = Clip(C, per).bind(SIZES, LAYOUT)
+    assert math.sqrt(sum(group.bound**2 for group in bound.groups)) == pytest.approx(C, rel=1e-12)
+    records = Clip(C, per).groups(LAYOUT)
+    assert math.sqrt(sum(c_h**2 for _, c_h in records)) == pytest.approx(C, rel=1e-12)
+    covered = sorted((s.start, s.stop) for slices, _ in records for s in slices)
+    assert covered[0][0] == 0 and covered[-1][1] == LAYOUT.size
+    assert all(a[1] == b[0] for a, b in pairwise(covered))
+
+
+def test_clip_never_grows_and_normalize_does() -> None:
+    for mode, grows in (("clip", False), ("normalize", True)):
+        uploads = one_layer_only(5.0)
+        uploads["v"][0] = 1e-6
+        Clip(C, "uniform", mode).bind(SIZES, LAYOUT).apply(uploads)  # type: ignore[arg-type]
+        assert (float(uploads["v"][0]) > 1e-5) == grows
+
+
+def test_an_upload_the_rule_does_not_know_is_refused() -> None:
+    bound = Clip(C).bind({"delta": 3})
+    for bad in (
+        {"delta": torch.zeros(3), "extra": torch.zeros(1)},
+        {"delta": torch.zeros(4)},
+        {},
+    ):
+        with pytest.raises(UserError, match="escape"):
+            bound.apply(bad)
+
+
+def test_the_bound_in_force_overrides_the_first_one() -> None:
+    uploads = fresh(8)
+    Clip(C).bind(SIZES, LAYOUT, bound=0.01).apply(uploads)
+    assert 0.0099999 <= exact_norm(uploads) <= 0.01
+
+
+def test_large_vectors_are_summed_accurately() -> None:
+    """A float32 sum of squares over this many coordinates would be off by 1e-5 and let the norm exceed C."""
+    uploads = {"delta": torch.full((3_000_001,), 0.1)}
+    norm = Clip(1.0).bind({"delta": 3_000_001}).apply(uploads)
+    assert norm == pytest.approx(float(np.float32(0.1)) * math.sqrt(3_000_001), rel=1e-12)
+    after = math.sqrt(float(uploads["delta"].double().square().sum()))
+    assert 1 - 1e-6 <= after <= 1
+
+
+# --- example level ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per", ["global", "uniform", "dim"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_one_record_moves_the_sum_of_gradients_by_at_most_c(per: Per, scale: float) -> None:
+    torch.manual_seed(0)
+    clipped = ClippedGradient(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)))
+    groups = Clip(C, per).groups(clipped.flat.layout)
+    records = {"x": scale * torch.randn(6, 5), "y": scale * torch.randn(6, 1)}
+
+    def losses(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return (module(batch["x"]) - batch["y"]).square().flatten()
+
+    clipped(records, losses, groups)
+    whole = clipped.flat.grad.double().clone()
+    for gone in range(6):
+        kept = [i for i in range(6) if i != gone]
+        clipped({name: values[kept] for name, values in records.items()}, losses, groups)
+        moved = (whole - clipped.flat.grad.double()).norm().item()
+        assert moved <= C * (1 + 1e-5)  # a sum of six in float32
