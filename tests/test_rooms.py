@@ -18,7 +18,7 @@ ORDER = [
     {"engine"},
     {"federation"},
     {"config"},
-    {"api"},
+    {"api", "report"},
     {"cli"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from tacit.cli.compare import compare
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.errors import UserError
@@ -40,12 +41,17 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the run; a new one under runs/ if not given.")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs of a sweep at once; one for each core if not given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model as a config says.
 
     Shows progress, saves every round, and ends with the accuracy and the folder of the run.
     Ctrl-C stops after the current round; `tacit resume` goes on from there.
+
+    A config with a `sweep:` section becomes many runs and one table; the same command again continues it.
 
     Examples:
 
@@ -54,8 +60,13 @@ def run(
     - `tacit run recipes/quickstart.yaml --set method=fedprox --set method.mu=0.1 --set rounds=50`
     """
     from tacit import api, config
+    from tacit.config.sweep import read_sweep
 
     console = _console(as_json)
+    sweep = read_sweep(file, config.parse_overrides(overrides))
+    if sweep is not None:
+        _sweep(sweep, out or api.RUNS / sweep.name, console, jobs, as_json)
+        return
     resolved = config.load(file, config.parse_overrides(overrides))
     folder = out or api.new_folder(resolved.name)
     console.print(
@@ -122,6 +133,7 @@ def statement(folder: RunFolder, as_json: Json = False) -> None:
         _console(False).print(found.text())
 
 
+app.command()(compare)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)
@@ -136,6 +148,21 @@ def _progress(console: Console) -> list[Any]:
     from tacit.cli.progress import LiveProgress
 
     return [LiveProgress(console)]
+
+
+def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json: bool) -> None:
+    from tacit.cli.compare import comparison
+    from tacit.cli.sweep import run_sweep
+    from tacit.report.compare import find_runs, rows, to_json
+
+    console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {folder}")
+    run_sweep(sweep, folder, console, jobs)
+    table = rows(find_runs([folder]))
+    if as_json:
+        print(json.dumps(to_json(table)))
+        return
+    console.print(comparison(table))
+    console.print(f"Saved in {folder}. Curves: tacit compare {folder} --picture curves.png")
 
 
 def _finish(result: Any, console: Console, as_json: bool) -> None:

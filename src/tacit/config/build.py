@@ -17,7 +17,7 @@ from tacit import data, models, randomness
 from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
 from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, build_schedule
-from tacit.data import Dataset, Population, partition
+from tacit.data import Dataset, Population, Subset, partition
 from tacit.engine import Job, Local, Tune
 from tacit.errors import UserError
 from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
@@ -48,11 +48,9 @@ def build_dataset(config: Config) -> Dataset:
 def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions of the public records, and of the others, which clients share."""
     n = len(dataset.train)
-    public = round(n * config.data.public)
-    if not public:
-        return np.empty(0, np.int64), np.arange(n)
     order = randomness.generator(config.seed, "public").permutation(n)
-    return np.sort(order[:public]), np.sort(order[public:])
+    public, private = np.split(order, [round(n * config.data.public)])
+    return np.sort(public), np.sort(private)
 
 
 def build_population(config: Config, dataset: Dataset) -> Population:
@@ -75,7 +73,15 @@ def build_population(config: Config, dataset: Dataset) -> Population:
         if records.users is None:
             raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
         parts = partition.natural(records.users[private], rng)
-    return Population(records, parts.offsets, private[parts.indices], config.data.holdout)
+    return Population(
+        records, parts.offsets, private[parts.indices], config.data.holdout, config.data.validation
+    )
+
+
+def validation_records(population: Population) -> Subset:
+    """Every client's validation split together: records to choose settings by."""
+    held_out = [population.validate(client) for client in range(len(population))]
+    return Subset(population.records, np.concatenate(held_out))
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
@@ -97,6 +103,9 @@ def build_job(
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
     population = build_population(config, dataset)
+    validating = config.evaluate.on == "validation"
+    if validating and not config.data.validation:
+        raise UserError("evaluate.on: no record is held out to validate on; set data.validation to 0.1")
     if config.cohort.size > len(population):
         raise UserError(f"cohort: {config.cohort.size} of {len(population)} clients; lower cohort.size")
     if config.evaluate.clients and not config.data.holdout:
@@ -106,7 +115,8 @@ def build_job(
         model=model or build_model(config, dataset),
         task=task or Classification(),
         population=population,
-        test=dataset.test,
+        test=validation_records(population) if validating else dataset.test,
+        validating=validating,
         algorithm=algorithm,
         local=local,
         seed=config.seed,

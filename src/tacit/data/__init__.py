@@ -4,7 +4,7 @@ from tacit.data.batches import epochs, poisson, steps
 from tacit.data.dataset import Dataset, check, load, names
 from tacit.data.partition import Partition, classes_per_client, dirichlet, iid, natural
 from tacit.data.population import Population
-from tacit.data.records import ArrayRecords, Batch, Records
+from tacit.data.records import ArrayRecords, Batch, Records, Subset
 
 __all__ = [
     "ArrayRecords",
@@ -13,6 +13,7 @@ __all__ = [
     "Partition",
     "Population",
     "Records",
+    "Subset",
     "check",
     "classes_per_client",
     "dirichlet",

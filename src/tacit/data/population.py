@@ -22,19 +22,29 @@ from tacit.data.records import Indices, Records
 
 
 class Population:
-    """Clients and the records each one owns, split into its own training and test part.
+    """Clients and the records each one owns, split into its own training, validation and test part.
 
     The partition has shuffled each client's records already, so the last floor(n · holdout) are a random
-    test split. A client too small for one test record has an empty test split.
+    test split, and the floor(n · validation) before them a random validation split. A client too small for
+    one such record has an empty split.
     """
 
-    def __init__(self, records: Records, offsets: Indices, indices: Indices, holdout: float = 0.0) -> None:
-        if not 0.0 <= holdout < 1.0:
-            raise ValueError(f"holdout is the share kept for testing, in [0, 1), not {holdout}")
+    def __init__(
+        self,
+        records: Records,
+        offsets: Indices,
+        indices: Indices,
+        holdout: float = 0.0,
+        validation: float = 0.0,
+    ) -> None:
+        if not (0.0 <= holdout < 1.0 and 0.0 <= validation < 1.0 and holdout + validation < 1.0):
+            raise ValueError(
+                f"holdout {holdout} and validation {validation} are shares that leave some to train on"
+            )
         if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(indices):
             raise ValueError("offsets must run from 0 to the number of indices")
         self.records = records
-        self.holdout = holdout
+        self.holdout, self.validation = holdout, validation
         self.offsets = _narrow(offsets, len(indices))
         self.indices = _narrow(indices, len(records))
 
@@ -45,27 +55,38 @@ class Population:
     def sizes(self) -> NDArray[Any]:
         """Number of training records of every client."""
         owned = np.diff(self.offsets)
-        return owned if self.holdout == 0 else owned - self._held_out(owned).astype(owned.dtype)
+        if not self.holdout and not self.validation:
+            return owned
+        held_out = _share(owned, self.holdout) + _share(owned, self.validation)
+        sizes: NDArray[Any] = owned - held_out.astype(owned.dtype)
+        return sizes
 
     def train(self, client: int) -> NDArray[Any]:
         """The client's training records, as positions in `records`."""
-        start, middle, _ = self._bounds(client)
+        start, middle, _, _ = self._bounds(client)
         return self.indices[start:middle]
 
-    def test(self, client: int) -> NDArray[Any]:
-        """The client's own test records; disjoint from `train`."""
-        _, middle, end = self._bounds(client)
-        return self.indices[middle:end]
+    def validate(self, client: int) -> NDArray[Any]:
+        """The client's own validation records, to choose settings by; disjoint from the other two."""
+        _, middle, late, _ = self._bounds(client)
+        return self.indices[middle:late]
 
-    def _bounds(self, client: int) -> tuple[int, int, int]:
+    def test(self, client: int) -> NDArray[Any]:
+        """The client's own test records; disjoint from the other two."""
+        _, _, late, end = self._bounds(client)
+        return self.indices[late:end]
+
+    def _bounds(self, client: int) -> tuple[int, int, int, int]:
         if not 0 <= client < len(self):
             raise IndexError(f"client {client} of {len(self)}")
         start, end = int(self.offsets[client]), int(self.offsets[client + 1])
-        return start, end - int(self._held_out(end - start)), end
+        late = end - int(_share(end - start, self.holdout))
+        return start, late - int(_share(end - start, self.validation)), late, end
 
-    def _held_out(self, owned: Any) -> Any:
-        # The nudge keeps 0.29 · 100 at 29 although the product is 28.999999999999996.
-        return np.floor(owned * self.holdout + 1e-9)
+
+def _share(owned: Any, share: float) -> Any:
+    # The nudge keeps 0.29 · 100 at 29 although the product is 28.999999999999996.
+    return np.floor(owned * share + 1e-9)
 
 
 def _narrow(values: Indices, bound: int) -> Indices:

@@ -114,6 +114,32 @@ class ArrayRecords:
         return _unpickle, (parts, self.mean, self.std)
 
 
+class Subset:
+    """Some of another's records, as records of their own."""
+
+    def __init__(self, records: Records, indices: Indices) -> None:
+        self._records, self._indices = records, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        labels = self._records.labels
+        return None if labels is None else labels[self._indices]
+
+    @property
+    def users(self) -> NDArray[Any] | None:
+        users = self._records.users
+        return None if users is None else users[self._indices]
+
+    def take(self, indices: Indices) -> Batch:
+        return self._records.take(self._indices[indices])
+
+    def prepare(self, batch: Batch) -> Batch:
+        return self._records.prepare(batch)
+
+
 def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
     if isinstance(values, Tensor):
         return values.numpy()

@@ -55,6 +55,8 @@ class Job:
     seed: int
     memory: Path
     evaluation_batch: int = 500
+    validating: bool = False
+    """Judge clients by their own validation splits instead of their test splits."""
     privacy: Privacy | None = None
     public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Records that belong to no client and need no protection."""
@@ -204,7 +206,8 @@ class Worker:
         self.load(message, self.memory.load(client, visit.memory).get("personal"))
         if tune is not None and len(job.population.train(client)):
             self._tune(client, tune)
-        return self._evaluate(job.population.records, job.population.test(client))
+        own = job.population.validate(client) if job.validating else job.population.test(client)
+        return self._evaluate(job.population.records, own)
 
     def _tune(self, client: int, tune: Tune) -> None:
         """Train the loaded model on a client's own records, for itself alone."""

@@ -1,0 +1,114 @@
+"""Sweeps: one config, many runs.
+
+A `sweep:` section names keys and the values each should take; the product of them is run. Values under
+`tune:` are not compared but chosen: for every other combination the value with the best accuracy on the
+validation split (`data.validation`), with the first seed, is kept for all seeds.
+
+    sweep:
+      method: [dp-fedadamw, dp-fedavg]
+      seed: [0, 1, 2]
+      tune: {local.lr: [0.03, 0.1, 0.3]}
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tacit.config.loading import load
+from tacit.config.schema import Config
+from tacit.errors import UserError
+
+SECTION = "sweep"
+Point = dict[str, Any]
+"""Dotted keys and the value each has in one run."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A base config and the runs to make of it."""
+
+    base: Mapping[str, Any]
+    grid: Mapping[str, list[Any]]
+    tune: Mapping[str, list[Any]]
+    name: str
+
+    @property
+    def points(self) -> list[Point]:
+        """Every combination to compare."""
+        return _product(self.grid)
+
+    def candidates(self, point: Point) -> list[Point]:
+        """The runs that choose a point's tuned values: first seed, judged on validation records."""
+        first = {**point, "seed": self.grid.get("seed", [self.base.get("seed", 0)])[0]}
+        return [{**first, **values, "evaluate.on": "validation"} for values in _product(self.tune)]
+
+    def config(self, point: Point) -> Config:
+        """The checked config of one run."""
+        return load(self.base, point)
+
+
+def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
+    """The sweep that a config file asks for; None if it is a single run. Every point is checked at once."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None  # the ordinary loader explains what is wrong with it
+    if not isinstance(values, dict) or SECTION not in values:
+        return None
+    section = values.pop(SECTION)
+    if not isinstance(section, dict):
+        raise UserError(f"{file}: sweep: name keys and a list of values for each")
+    tune = section.pop("tune", {}) or {}
+    for key, choices in [*section.items(), *tune.items()]:
+        if not isinstance(choices, list) or not choices:
+            raise UserError(f"{file}: sweep.{key}: give a list of values (got {choices!r})")
+    if tune and not values.get("data", {}).get("validation"):
+        raise UserError(
+            f"{file}: sweep.tune needs records to choose by; set data.validation, for example to 0.1"
+        )
+    base = _with_overrides(values, overrides)
+    sweep = Sweep(base, section, tune, str(values.get("name", file.stem)))
+    for point in sweep.points:
+        for candidate in (point, *sweep.candidates(point)):
+            try:
+                sweep.config(candidate)
+            except UserError as error:
+                raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
+    return sweep
+
+
+def slug(point: Point) -> str:
+    """A folder name for a point.
+
+    >>> slug({"method": "dp-fedavg", "local.lr": 0.1, "seed": 2})
+    'method=dp-fedavg,lr=0.1,seed=2'
+    """
+    parts = []
+    for key, value in point.items():
+        shown = value.get("name", value) if isinstance(value, dict) else value
+        parts.append(f"{key.rpartition('.')[2]}={shown}")
+    return re.sub(r"[^\w.,=+-]+", "-", ",".join(parts)) or "run"
+
+
+def _product(grid: Mapping[str, list[Any]]) -> list[Point]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _with_overrides(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in overrides.items():
+        *parents, last = key.split(".")
+        here = values
+        for parent in parents:
+            inner = here.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                inner = here[parent] = {"name": inner}
+            here = inner
+        here[last] = value
+    return values

@@ -1,0 +1,156 @@
+"""One table over many runs: those that differ only in their seed are one row."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tacit.errors import UserError
+from tacit.federation import Record, read_metrics
+
+CONFIG = "config.yaml"
+SPEED = ("engine", "checkpoint", "trackers", "name")
+"""Parts of a config that cannot change a result."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk."""
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: list[Record]
+
+    def series(self, metric: str) -> list[tuple[int, float]]:
+        """(round, value) wherever the metric was recorded."""
+        return [(r["round"], float(r[metric])) for r in self.metrics if metric in r]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds."""
+
+    mean: float
+    std: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """All seeds of one configuration."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    def last(self, metric: str) -> Spread | None:
+        """The metric at the end of each run."""
+        return Spread.of([series[-1][1] for run in self.runs if (series := run.series(metric))])
+
+    def best(self, metric: str) -> Spread | None:
+        """The metric's largest value in each run."""
+        return Spread.of([max(v for _, v in series) for run in self.runs if (series := run.series(metric))])
+
+    def own(self) -> Spread | None:
+        """Accuracy on the clients' own test splits; after fine-tuning where a method has that."""
+        return self.last("tuned_accuracy") or self.last("personal_accuracy")
+
+    def total(self, name: str) -> float:
+        """Sum of a quantity over a run, averaged over the runs."""
+        return statistics.fmean(sum(r.get(name, 0.0) for r in run.metrics) for run in self.runs)
+
+
+def find_runs(places: Iterable[Path]) -> list[Run]:
+    """The runs in these folders: a run itself, or a sweep with runs inside (not those that only tuned)."""
+    runs = []
+    for place in places:
+        files = [place / CONFIG] if (place / CONFIG).exists() else sorted(place.glob(f"*/{CONFIG}"))
+        if not files:
+            raise UserError(f"{place}: no run there, nor a sweep with runs inside")
+        for file in files:
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            metrics = read_metrics(file.parent / "metrics.jsonl")
+            if metrics:
+                runs.append(Run(file.parent, config, metrics))
+    if not runs:
+        raise UserError("none of these runs has finished a round yet")
+    return runs
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """Runs grouped by everything but the seed, labelled by what differs between the groups."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_compared(run.config), sort_keys=True), []).append(run)
+    flat = [_flat(_compared(members[0].config)) for members in groups.values()]
+    keys = [
+        key for key in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(key)) for f in flat}) > 1
+    ]
+    return [
+        Row(_label(values, keys), tuple(members))
+        for values, members in zip(flat, groups.values(), strict=True)
+    ]
+
+
+def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
+    """The table for a program."""
+
+    def plain(spread: Spread | None) -> dict[str, float] | None:
+        return None if spread is None else {"mean": spread.mean, "std": spread.std}
+
+    return [
+        {
+            "label": row.label,
+            "seeds": len(row.runs),
+            "accuracy_last": plain(row.last("accuracy")),
+            "accuracy_best": plain(row.best("accuracy")),
+            "accuracy_own": plain(row.own()),
+            "epsilon": plain(row.last("epsilon")),
+            "bytes_up": row.total("bytes_up"),
+            "bytes_down": row.total("bytes_down"),
+            "seconds": row.total("seconds"),
+            "runs": [str(run.folder) for run in row.runs],
+        }
+        for row in table
+    ]
+
+
+def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in (*SPEED, "seed")}
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        return {prefix: values}
+    return {
+        k: v for key, value in values.items() for k, v in _flat(value, f"{prefix}.{key}".strip(".")).items()
+    }
+
+
+def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The method's name, then what else tells rows apart; a preset's settings go without saying."""
+    parts = [str(values["method.name"])] if "method.name" in values else []
+    told = (
+        "local.lr",
+        "data.partition.alpha",
+        "privacy.epsilon",
+        "cohort.size",
+        "server.optimizer",
+        "rounds",
+    )
+    for key in keys:
+        if values.get(key) is None:
+            continue
+        if key in told or (key.startswith("method.") and key != "method.name"):
+            parts.append(f"{key.rpartition('.')[2]} {values.get(key)}")
+    return ", ".join(parts)

@@ -1,0 +1,43 @@
+"""Curves over rounds: the mean over seeds, with a band of one standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tacit.errors import UserError
+from tacit.report.compare import Row
+
+
+def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> None:
+    """Draw a metric of every row over the rounds, as PNG or SVG by the file's ending."""
+    from matplotlib.figure import Figure  # slow to import, and only needed here
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    lines = ("-", "--", ":")
+    drawn = 0
+    for n, row in enumerate(table):
+        series = [dict(run.series(metric)) for run in row.runs]
+        shared = sorted(set.intersection(*(set(s) for s in series))) if series else []
+        if not shared:
+            continue
+        values = np.array([[s[r] for r in shared] for s in series])
+        mean, std = values.mean(0), values.std(0)
+        (line,) = axes.plot(shared, mean, lines[n // 10 % len(lines)], label=row.label)
+        if len(series) > 1:
+            axes.fill_between(shared, mean - std, mean + std, color=line.get_color(), alpha=0.15, linewidth=0)
+        drawn += 1
+    if not drawn:
+        raise UserError(f"no run recorded {metric!r}; there is no curve to draw")
+    axes.set_xlabel("round")
+    axes.set_ylabel(metric.replace("_", " "))
+    axes.set_title(title or f"{metric.replace('_', ' ')}, mean over seeds ± one standard deviation")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="best")
+    try:
+        figure.savefig(file, dpi=120)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: the picture cannot be written ({error})") from None
