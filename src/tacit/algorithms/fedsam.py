@@ -25,11 +25,11 @@ class FedSAM(Algorithm):
 
     @property
     def queries(self) -> int:
-        return 1 if self.fresh else 2
+        return 2 if self.rho and not self.fresh else 1
 
     @property
     def batches(self) -> int:
-        return 2 if self.fresh else 1
+        return 2 if self.rho and self.fresh else 1
 
     def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
@@ -46,11 +46,11 @@ class FedSAM(Algorithm):
 def sharpness_aware(y: Tensor, work: Work, rho: float, fresh: bool = False) -> Tensor:
     """The gradient at the worst point within `rho` of y, to first order; y itself is left as it was."""
     g = work.gradient()
-    norm = torch.linalg.vector_norm(g)
-    if rho == 0 or norm == 0:
+    if rho == 0:
         return g
     here = y.clone()
-    y.add_(g, alpha=float(rho / norm))
+    # A gradient of zero moves y nowhere, but asks again: a step always draws the batches it announced.
+    y.add_(g, alpha=rho / max(float(torch.linalg.vector_norm(g)), 1e-12))
     g = work.gradient(fresh)
     y.copy_(here)  # y − p would leave rounding behind
     return g

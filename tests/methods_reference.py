@@ -1,0 +1,398 @@
+"""Every method once more: NumPy in float64, literally from the papers' formulas, sharing no code with tacit.
+
+The problem is softmax regression on two halves of each record, logits = A x₁ + a + B x₂ + b: convex, with
+two layers, so that per-layer rules and personal parts mean something. A step's batch is all of a client's
+records, so the only randomness left is the noise, which is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+State = dict[str, Array]
+Gradient = Callable[..., Array]
+"""g(y, scale=1): a client's gradient at y, of records whose gradients are scaled by `scale`."""
+
+FIRST, CLASSES = 10, 4
+"""Inputs of the first half, and classes."""
+
+
+def record_gradients(x: Array, labels: NDArray[np.int64], y: Array) -> Array:
+    """∇ of each record's cross-entropy at y = (A, a, B, b), one row a record."""
+    inputs = x.shape[1]
+    sizes = np.cumsum([FIRST * CLASSES, CLASSES, (inputs - FIRST) * CLASSES])
+    big_a, a, big_b, b = np.split(y, sizes)
+    logits = x[:, :FIRST] @ big_a.reshape(CLASSES, -1).T + a + x[:, FIRST:] @ big_b.reshape(CLASSES, -1).T + b
+    odds = np.exp(logits - logits.max(1, keepdims=True))
+    residual = odds / odds.sum(1, keepdims=True) - np.eye(CLASSES)[labels]
+    return np.concatenate(
+        [
+            (residual[:, :, None] * x[:, None, :FIRST]).reshape(len(x), -1),
+            residual,
+            (residual[:, :, None] * x[:, None, FIRST:]).reshape(len(x), -1),
+            residual,
+        ],
+        axis=1,
+    )
+
+
+def tensors(inputs: int) -> list[slice]:
+    """Where A, a, B and b are in y."""
+    ends = np.cumsum([FIRST * CLASSES, CLASSES, (inputs - FIRST) * CLASSES, CLASSES]).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def shrunk(u: Array, bounds: Sequence[tuple[slice, float]]) -> Array:
+    """u with each of its slices shrunk to its bound if it is longer."""
+    u = u.copy()
+    for part, c in bounds:
+        u[part] *= min(1.0, c / np.linalg.norm(u[part]))
+    return u
+
+
+@dataclass
+class Problem:
+    """Clients, a start, and how private it is."""
+
+    data: list[tuple[Array, NDArray[np.int64]]]
+    theta: Array
+    steps: int
+    lr: Sequence[float]
+    """η of each round; there are as many rounds."""
+    cohorts: Sequence[Sequence[int]]
+    public: tuple[Array, NDArray[np.int64]] | None = None
+    local_clip: float = np.inf
+    example_bounds: Sequence[tuple[slice, float]] | None = None
+    """Example level: C of each slice of a record's gradient."""
+    example_noise: Callable[[int, int], Iterator[Array]] | None = None
+    """σC·N(0, I) of each gradient that a client asks for in a round."""
+    client_bounds: Callable[[str], Sequence[tuple[slice, float]]] | float | None = None
+    """Client level: C for all uploads together, or C of each slice of an upload."""
+    client_noise: Callable[[int], Iterator[Array]] | None = None
+    noise_variance: float = 0.0
+    heads: dict[int, Array] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> int:
+        return len(self.data)
+
+    def rounds(self) -> Iterator[tuple[int, float, Sequence[int]]]:
+        return ((r, self.lr[r], self.cohorts[r]) for r in range(len(self.lr)))
+
+    def gradient(self, r: int, i: int) -> Gradient:
+        """g, or g̃ = (1/B)[Σ clip_C(g_j) + noise] at example level (B: all of the client's records)."""
+        x, labels = self.data[i]
+        noise = self.example_noise(r, i) if self.example_noise else None
+
+        def g(y: Array, scale: Array | float = 1.0) -> Array:
+            rows = record_gradients(x, labels, y) * scale
+            if self.example_bounds is not None:
+                rows = np.stack([shrunk(row, self.example_bounds) for row in rows])
+            total = rows.sum(0) + (0.0 if noise is None else next(noise))
+            mean = total / len(x)
+            return mean * min(1.0, self.local_clip / np.linalg.norm(mean))
+
+        return g
+
+    def public_gradient(self, y: Array) -> Array:
+        assert self.public is not None
+        return record_gradients(*self.public, y).mean(0)
+
+    def mean(self, r: int, **uploads: list[Array]) -> list[Array]:
+        """The mean of each upload; at client level (1/m)[Σ clip_C(uploads) + noise]."""
+        if self.client_bounds is None:
+            return [np.mean(vectors, axis=0) for vectors in uploads.values()]
+        bounded: list[dict[str, Array]] = []
+        for each in zip(*uploads.values(), strict=True):
+            upload = dict(zip(uploads, each, strict=True))
+            if isinstance(self.client_bounds, float):
+                norm = np.sqrt(sum(np.sum(u**2) for u in upload.values()))
+                upload = {name: u * min(1.0, self.client_bounds / norm) for name, u in upload.items()}
+            else:
+                upload = {name: shrunk(u, self.client_bounds(name)) for name, u in upload.items()}
+            bounded.append(upload)
+        noise = self.client_noise(r) if self.client_noise else None
+        return [
+            (sum(upload[name] for upload in bounded) + (0.0 if noise is None else next(noise)))
+            / len(self.cohorts[r])
+            for name in uploads
+        ]
+
+
+def fedavg(p: Problem, mu: float = 0.0, rho: float = 0.0, smooth: Callable[[Array], Array] | None = None):
+    """y −= η g; FedProx adds μ(y − θ) to g; FedSAM takes g at y + ρ g/‖g‖; LS smooths g."""
+    theta, out = p.theta, []
+    for r, eta, cohort in p.rounds():
+        deltas = []
+        for i in cohort:
+            g, y = p.gradient(r, i), theta
+            for _ in range(p.steps):
+                step = g(y)
+                if rho:
+                    step = g(y + rho * step / np.linalg.norm(step))
+                if smooth:
+                    step = smooth(step)
+                y = y - eta * (step + mu * (y - theta))
+            deltas.append(y - theta)
+        (delta,) = p.mean(r, delta=deltas)
+        theta = theta + delta
+        out.append({"theta": theta})
+    return out
+
+
+def laplacian_smoothing(inputs: int, sigma: float) -> Callable[[Array], Array]:
+    """A⁻¹ for each tensor, A = I − σ·(second difference on a circle), as a matrix."""
+
+    def smooth(u: Array) -> Array:
+        parts = []
+        for part in tensors(inputs):
+            n = part.stop - part.start
+            laplacian = np.roll(np.eye(n), 1, 0) + np.roll(np.eye(n), -1, 0) - 2 * np.eye(n)
+            parts.append(np.linalg.solve(np.eye(n) - sigma * laplacian, u[part]))
+        return np.concatenate(parts)
+
+    return smooth
+
+
+def scaffold(p: Problem):
+    theta, c = p.theta, np.zeros_like(p.theta)
+    own = {i: np.zeros_like(c) for i in range(p.clients)}
+    out: list[State] = []
+    for r, eta, cohort in p.rounds():
+        deltas, changes = [], []
+        for i in cohort:
+            g, y = p.gradient(r, i), theta
+            for _ in range(p.steps):
+                y = y - eta * (g(y) - own[i] + c)
+            new = own[i] - c - (y - theta) / (p.steps * eta)
+            deltas.append(y - theta)
+            changes.append(new - own[i])
+            own[i] = new
+        delta, change = p.mean(r, delta=deltas, c=changes)
+        theta, c = theta + delta, c + len(cohort) / p.clients * change
+        out.append({"theta": theta, "c": c, **{f"c of {i}": own[i] for i in own}})
+    return out
+
+
+def fedcm(p: Problem, alpha: float = 0.1):
+    theta, direction, out = p.theta, np.zeros_like(p.theta), []
+    for r, eta, cohort in p.rounds():
+        deltas = []
+        for i in cohort:
+            g, y = p.gradient(r, i), theta
+            for _ in range(p.steps):
+                y = y - eta * (alpha * g(y) + (1 - alpha) * direction)
+            deltas.append(y - theta)
+        (delta,) = p.mean(r, delta=deltas)
+        theta, direction = theta + delta, -delta / (p.steps * eta)
+        out.append({"theta": theta, "direction": direction})
+    return out
+
+
+def fedopt(
+    p: Problem, rule: str, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+):
+    theta, m, v, out = p.theta, np.zeros_like(p.theta), np.zeros_like(p.theta), []
+    for r, eta, cohort in p.rounds():
+        deltas = []
+        for i in cohort:
+            g, y = p.gradient(r, i), theta
+            for _ in range(p.steps):
+                y = y - eta * g(y)
+            deltas.append(y - theta)
+        (delta,) = p.mean(r, delta=deltas)
+        m = beta1 * m + (1 - beta1) * delta
+        if rule == "adam":
+            v = beta2 * v + (1 - beta2) * delta**2
+        if rule == "yogi":
+            v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
+        if rule == "adagrad":
+            v = v + delta**2
+        theta = theta + lr * m / (np.sqrt(v) + tau)
+        out.append({"theta": theta, "m": m, "v": v})
+    return out
+
+
+def fedlada(p: Problem, alpha: float = 0.1, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
+    theta, v_bar, direction, out = p.theta, np.zeros_like(p.theta), np.zeros_like(p.theta), []
+    for r, eta, cohort in p.rounds():
+        deltas, moments = [], []
+        for i in cohort:
+            g, y, m, v = p.gradient(r, i), theta, 0.0, v_bar
+            for _ in range(p.steps):
+                here = g(y)
+                m = beta1 * m + (1 - beta1) * here
+                v = beta2 * v + (1 - beta2) * here**2
+                y = y - eta * (alpha * m / (np.sqrt(v) + eps) + (1 - alpha) * direction)
+            deltas.append(y - theta)
+            moments.append(v)
+        delta, v_bar = p.mean(r, delta=deltas, v=moments)
+        theta, direction = theta + delta, -delta / (p.steps * eta)
+        out.append({"theta": theta, "v": v_bar, "direction": direction})
+    return out
+
+
+def fafed(p: Problem, alpha: float = 0.1, beta: float = 0.999, rho: float = 1e-3):
+    theta, m_bar, v_bar, out = p.theta, np.zeros_like(p.theta), np.zeros_like(p.theta), []
+    for r, eta, cohort in p.rounds():
+        deltas, ms, vs = [], [], []
+        for i in cohort:
+            g, m, v, y, before = p.gradient(r, i), m_bar, v_bar, theta, theta
+            for _ in range(p.steps):
+                here = g(y)
+                m = here + (1 - alpha) * (m - g(before))
+                v = beta * v + (1 - beta) * here**2
+                before, y = y, y - eta * m / (np.sqrt(v_bar) + rho)
+            deltas.append(y - theta)
+            ms.append(m)
+            vs.append(v)
+        delta, m_bar, v_bar = p.mean(r, delta=deltas, m=ms, v=vs)
+        theta = theta + delta
+        out.append({"theta": theta, "m": m_bar, "v": v_bar})
+    return out
+
+
+def adamw(
+    p: Problem,
+    starts: str = "",
+    alpha: float = 0.0,
+    l2: float = 0.0,
+    decay: float = 0.0,
+    debias: bool = False,
+    floor: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+):
+    """Local Adam(W), FedAdamW's Algorithm 2, DP-FedAdamW, and the aggregation variants.
+
+    `starts`: which of m, v and b (block means of v) begin a round as the average of their last values.
+    """
+    inputs = p.data[0][0].shape[1]
+    blocks = tensors(inputs)
+    theta, direction = p.theta, np.zeros_like(p.theta)
+    bar = {"m": np.zeros_like(theta), "v": np.zeros_like(theta), "b": np.zeros(len(blocks))}
+    out: list[State] = []
+    for r, eta, cohort in p.rounds():
+        uploads: dict[str, list[Array]] = {"delta": []} | {name: [] for name in starts}
+        for i in cohort:
+            g, y = p.gradient(r, i), theta
+            m = bar["m"] if "m" in starts else np.zeros_like(theta)
+            v = bar["v"] if "v" in starts else np.zeros_like(theta)
+            if "b" in starts:
+                v = np.concatenate(
+                    [np.full(s.stop - s.start, b) for s, b in zip(blocks, bar["b"], strict=True)]
+                )
+            for k in range(1, p.steps + 1):
+                t = r * p.steps + k
+                here = g(y) + l2 * y
+                m = beta1 * m + (1 - beta1) * here
+                v = beta2 * v + (1 - beta2) * here**2
+                m_hat = m / (1 - beta1 ** (t if "m" in starts else k))
+                v_hat = v / (1 - beta2 ** (t if "v" in starts or "b" in starts else k))
+                if debias:
+                    v_hat = np.maximum(v_hat - p.noise_variance, floor * p.noise_variance)
+                y = y - eta * (m_hat / (np.sqrt(v_hat) + eps) + alpha * direction + decay * y)
+            uploads["delta"].append(y - theta)
+            for name in starts:
+                ends = {"m": m, "v": v, "b": np.array([v[s].mean() for s in blocks])}
+                uploads[name].append(ends[name])
+        delta, *moments = p.mean(r, **uploads)
+        bar |= dict(zip(starts, moments, strict=True))
+        theta, direction = theta + delta, -delta / (p.steps * eta)
+        state = {"theta": theta} | {("v" if name == "b" else name): bar[name] for name in starts}
+        out.append(state | ({"direction": direction} if alpha else {}))
+    return out
+
+
+def fedadamw_theory(p: Problem, alpha: float = 0.5, beta2: float = 0.999, eps: float = 1e-8):
+    """Algorithm 3, with γ = Kη, so that θ −= γ Δ_G is θ += mean(Δ)."""
+    blocks = tensors(p.data[0][0].shape[1])
+    theta, direction, means, out = p.theta, np.zeros_like(p.theta), np.zeros(len(blocks)), []
+    for r, eta, cohort in p.rounds():
+        deltas, moments = [], []
+        for i in cohort:
+            g, y = p.gradient(r, i), theta
+            v = np.concatenate([np.full(s.stop - s.start, b) for s, b in zip(blocks, means, strict=True)])
+            for k in range(1, p.steps + 1):
+                here = g(y)
+                v = beta2 * v + (1 - beta2) * here**2
+                v_hat = v / (1 - beta2 ** (r * p.steps + k))
+                y = y - eta * (alpha * here / (np.sqrt(v_hat) + eps) + (1 - alpha) * direction)
+            deltas.append(y - theta)
+            moments.append(np.array([v[s].mean() for s in blocks]))
+        delta, means = p.mean(r, delta=deltas, v=moments)
+        direction = -delta / (p.steps * eta)
+        theta = theta - p.steps * eta * direction
+        out.append({"theta": theta, "v": means, "direction": direction})
+    return out
+
+
+def adadps(p: Problem, beta: float = 0.9, eps: float = 1e-3):
+    theta, v_bar, out = p.theta, np.zeros_like(p.theta), []
+    for r, eta, cohort in p.rounds():
+        deltas, moments = [], []
+        for i in cohort:
+            g, y, v = p.gradient(r, i), theta, v_bar
+            for k in range(1, p.steps + 1):
+                v = beta * v + (1 - beta) * p.public_gradient(y) ** 2
+                v_hat = v / (1 - beta ** (r * p.steps + k))
+                y = y - eta * g(y, scale=1 / (np.sqrt(v_hat) + eps))
+            deltas.append(y - theta)
+            moments.append(v)
+        delta, v_bar = p.mean(r, delta=deltas, v=moments)
+        theta = theta + delta
+        out.append({"theta": theta, "v": v_bar})
+    return out
+
+
+def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float]):
+    """SGD on the head h (B and b), then SAM on the body φ (A and a); only φ's move is sent."""
+    body = FIRST * CLASSES + CLASSES
+    phi, initial = p.theta[:body], p.theta[body:]
+    heads = dict.fromkeys(range(p.clients), initial)
+    out: list[State] = []
+    for r, eta, cohort in p.rounds():
+        deltas = []
+        for i in cohort:
+            g, h = p.gradient(r, i), heads[i]
+            for _ in range(p.steps):
+                h = h - head_lr[r] * g(np.concatenate([phi, h]))[body:]
+            y = phi
+            for _ in range(p.steps):
+                step = g(np.concatenate([y, h]))[:body]
+                if rho:
+                    step = g(np.concatenate([y + rho * step / np.linalg.norm(step), h]))[:body]
+                y = y - eta * step
+            deltas.append(y - phi)
+            heads[i] = h
+        (delta,) = p.mean(r, delta=deltas)
+        phi = phi + delta
+        out.append({"theta": phi, **{f"personal of {i}": heads[i] for i in heads}})
+    return out
+
+
+def fedlamb(p: Problem, lr: float, beta1: float = 0.9, beta2: float = 0.999, xi: float = 1e-6):
+    """FedAvg's clients; LAMB on the server, each tensor with its own trust ratio."""
+    theta, m, v, out = p.theta, np.zeros_like(p.theta), np.zeros_like(p.theta), []
+    for r, eta, cohort in p.rounds():
+        deltas = []
+        for i in cohort:
+            g, y = p.gradient(r, i), theta
+            for _ in range(p.steps):
+                y = y - eta * g(y)
+            deltas.append(y - theta)
+        (delta,) = p.mean(r, delta=deltas)
+        m = beta1 * m + (1 - beta1) * -delta
+        v = beta2 * v + (1 - beta2) * delta**2
+        u = (m / (1 - beta1 ** (r + 1))) / (np.sqrt(v / (1 - beta2 ** (r + 1))) + xi)
+        theta = theta.copy()
+        for part in tensors(p.data[0][0].shape[1]):
+            theta[part] -= lr * np.linalg.norm(theta[part]) / np.linalg.norm(u[part]) * u[part]
+        out.append({"theta": theta})
+    return out
