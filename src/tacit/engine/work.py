@@ -121,7 +121,8 @@ class LocalWork:
         if rows is None:
             return False
         chosen = torch.from_numpy(rows)
-        self._batch = self._records.prepare({name: values[chosen] for name, values in self._data.items()})
+        batch = {name: values.index_select(0, chosen) for name, values in self._data.items()}
+        self._batch = self._records.prepare(batch)
         self._asked = 0
         return True
 
