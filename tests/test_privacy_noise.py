@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from tacit.privacy import Clip, FixedSize, Noise, OsNoise, Poisson, Privacy, SeededNoise, secret_rng
-from tacit.privacy.noise import _STRETCH, _set_state
+from tacit.privacy.noise import _STRETCH, _state
 
 ALARM = 1e-6
 SOURCES = [OsNoise(), SeededNoise(7)]
@@ -21,11 +21,11 @@ def sample(source: Noise, size: int, std: float = 1.0) -> np.ndarray:
 
 
 def test_the_whole_state_of_the_generator_is_set() -> None:
-    """torch's uniforms after `_set_state` are those of NumPy's Mersenne Twister with the same 624 words."""
+    """torch's uniforms after `_state` are those of NumPy's Mersenne Twister with the same 624 words."""
     words = np.random.SeedSequence(1).generate_state(624).astype(np.uint32)
     generator = torch.Generator()
     torch.empty(3).normal_(generator=generator)  # leaves a cached normal behind, which must be gone
-    _set_state(generator, words)
+    generator.set_state(_state(words))
     twister = np.random.MT19937()
     twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
     expected = (twister.random_raw(2000) & 0xFFFFFF) / 2**24

@@ -11,7 +11,7 @@ that must be repeatable use `SeededNoise`, and the run's statement then says "si
 (True, True)
 
 torch's own `manual_seed` takes 32 bits on the CPU (the rest of the number is dropped), so its noise can be
-guessed by trying all seeds. Here all 624 words of the generator's state are set, afresh for every 65,536
+guessed by trying all seeds. Here all 624 words of the generator's state are set, afresh for every 32,768
 coordinates. The generator (Mersenne Twister) stretches that entropy and is not a cryptographic one: whoever
 already knows the exact noise of some coordinates could compute that of others in the same stretch.
 Normals are made from 24-bit uniforms, so a single coordinate never exceeds 5.8 standard deviations.
@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _WORDS = 624
-_STRETCH = 1 << 16  # coordinates per fresh state; the scratch space stays in the processor's cache
+_STRETCH = (
+    1 << 15
+)  # coordinates per fresh state: in the processor's cache, and below torch's splitting into threads
 
 Words = NDArray[np.uint32]
 
@@ -78,23 +80,19 @@ def _add_normal_(vector: Tensor, std: float, fresh: Callable[[], Words]) -> None
     generator = torch.Generator()
     scratch = torch.empty(min(_STRETCH, vector.numel()), dtype=vector.dtype)
     for stretch in torch.split(vector, _STRETCH):
-        _set_state(generator, fresh())
+        generator.set_state(_state(fresh()))
         part = scratch[: stretch.numel()]
         part.normal_(0.0, std, generator=generator)
         stretch.add_(part.to(vector.device))
 
 
-def _set_state(generator: torch.Generator, words: Words) -> None:
-    """Set the whole state of torch's Mersenne Twister.
+def _state(words: Words) -> Tensor:
+    """The whole state of torch's Mersenne Twister.
 
-    Layout (5056 bytes): the seed (8), words left (4), seeded (4), next word (8), 624 words of 8 bytes with 32
-    bits each, then cached normals. "One left" makes the generator stir the new words before it uses them.
+    Layout (5056 bytes): the seed (8), words left (4), seeded (4), next word (8), 624 words of 8 bytes with
+    32 bits each, then cached normals. "One left" makes the generator stir the new words before using them.
     """
-    state = generator.get_state().numpy()
-    assert state.size == 5056, "this torch keeps its generator's state in another layout"
-    state[:8] = 0
+    state = np.zeros(5056, dtype=np.uint8)
     state[8:16] = np.array([1, 1], dtype=np.int32).view(np.uint8)
-    state[16:24] = 0
     state[24 : 24 + 8 * _WORDS] = words.astype(np.uint64).view(np.uint8)
-    state[24 + 8 * _WORDS :] = 0
-    generator.set_state(torch.from_numpy(state))
+    return torch.from_numpy(state)

@@ -34,7 +34,7 @@ def solve_noise(event: Callable[[float], Event], times: int, epsilon: float, del
     def fits(index: int, bound: Bound) -> bool:
         return bound(event(_noise(index)), times, delta) <= epsilon
 
-    found = _solve(fits, _LEAST_NOISE, _MOST_NOISE)
+    found = _solve(fits, _LEAST_NOISE, _MOST_NOISE, guess=_index(1.0))
     if found is None:
         raise UserError(f"ε = {epsilon:g} at δ = {delta:g} needs more noise than makes sense; raise ε or δ")
     return _noise(found)
@@ -42,7 +42,7 @@ def solve_noise(event: Callable[[float], Event], times: int, epsilon: float, del
 
 def solve_times(event: Event, epsilon: float, delta: float) -> int:
     """How often an event may happen while ε ≤ `epsilon`: the most rounds at client level."""
-    over = _solve(lambda times, bound: bound(event, times, delta) > epsilon, 1, MOST_TIMES)
+    over = _solve(lambda times, bound: bound(event, times, delta) > epsilon, 1, MOST_TIMES, guess=1)
     if over == 1:
         raise UserError(
             f"one round costs more than ε = {epsilon:g} with noise {event.noise:g} at rate {event.rate:g}; "
@@ -59,7 +59,7 @@ def solve_cohort(
     def exceeds(index: int, bound: Bound) -> bool:
         return bound(event(min(_digits(index), population)), times, delta) > epsilon
 
-    over = _solve(exceeds, 1, _index(population / 1e4) + 1)
+    over = _solve(exceeds, 1, _index(population / 1e4) + 1, guess=1)
     if over == 1:
         raise UserError(
             f"even a cohort of one client in {population:,} costs more than ε = {epsilon:g}; "
@@ -94,9 +94,9 @@ def _rough(event: Event, times: int, delta: float) -> float:
     return pld_epsilon({event: times}, delta, rough=True)
 
 
-def _solve(holds: Callable[[int, Bound], bool], low: int, high: int) -> int | None:
+def _solve(holds: Callable[[int, Bound], bool], low: int, high: int, guess: int) -> int | None:
     """The smallest number at which a monotone condition on ε holds: nearly by a rough bound, then exactly."""
-    near = _gallop(lambda number: holds(number, _rough), low, low, high)
+    near = _gallop(lambda number: holds(number, _rough), guess, low, high)
     return _gallop(lambda number: holds(number, _fine), high if near is None else near, low, high)
 
 
