@@ -103,9 +103,9 @@ def build_job(
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
     population = build_population(config, dataset)
-    validating = config.evaluate.on == "validation"
+    validating = config.evaluate.split == "validation"
     if validating and not config.data.validation:
-        raise UserError("evaluate.on: no record is held out to validate on; set data.validation to 0.1")
+        raise UserError("evaluate.split: no record is held out to validate on; set data.validation to 0.1")
     if config.cohort.size > len(population):
         raise UserError(f"cohort: {config.cohort.size} of {len(population)} clients; lower cohort.size")
     if config.evaluate.clients and not config.data.holdout:

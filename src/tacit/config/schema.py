@@ -92,7 +92,7 @@ class Data(Section):
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's records kept for its own test split (0.1 for personalised evaluation)."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of each client's records kept to choose settings by (`evaluate.on`), never trained on."""
+    """Share of each client's records kept to choose settings by (`evaluate.split`), never trained on."""
     public: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the records that belongs to no client and needs no protection (adadps)."""
     offline: bool = False
@@ -258,7 +258,7 @@ class Evaluation(Section):
     every: PositiveInt = 1
     """Test after every so many rounds, and after the last."""
     batch: PositiveInt = 500
-    on: Literal["test", "validation"] = "test"
+    split: Literal["test", "validation"] = "test"
     """Which records judge the model: test records, or those that `data.validation` holds out."""
     clients: Annotated[int, Field(ge=0)] = 0
     """Also test this many clients, each on its own held-out split."""

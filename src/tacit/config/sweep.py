@@ -47,7 +47,7 @@ class Sweep:
     def candidates(self, point: Point) -> list[Point]:
         """The runs that choose a point's tuned values: first seed, judged on validation records."""
         first = {**point, "seed": self.grid.get("seed", [self.base.get("seed", 0)])[0]}
-        return [{**first, **values, "evaluate.on": "validation"} for values in _product(self.tune)]
+        return [{**first, **values, "evaluate.split": "validation"} for values in _product(self.tune)]
 
     def config(self, point: Point) -> Config:
         """The checked config of one run."""

@@ -14,6 +14,7 @@ from tacit.report.compare import Row
 def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> None:
     """Draw a metric of every row over the rounds, as PNG or SVG by the file's ending."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
@@ -33,6 +34,7 @@ def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> No
     if not drawn:
         raise UserError(f"no run recorded {metric!r}; there is no curve to draw")
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(metric.replace("_", " "))
     axes.set_title(title or f"{metric.replace('_', ' ')}, mean over seeds ± one standard deviation")
     axes.grid(alpha=0.3)
