@@ -8,7 +8,7 @@ records, so the only randomness left is the noise, which is handed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,6 @@ class Problem:
     """Client level: C for all uploads together, or C of each slice of an upload."""
     client_noise: Callable[[int], Iterator[Array]] | None = None
     noise_variance: float = 0.0
-    heads: dict[int, Array] = field(default_factory=dict)
 
     @property
     def clients(self) -> int:
@@ -161,21 +160,20 @@ def laplacian_smoothing(inputs: int, sigma: float) -> Callable[[Array], Array]:
 
 def scaffold(p: Problem):
     theta, c = p.theta, np.zeros_like(p.theta)
-    own = {i: np.zeros_like(c) for i in range(p.clients)}
+    kept: dict[int, Array] = {}
     out: list[State] = []
     for r, eta, cohort in p.rounds():
         deltas, changes = [], []
         for i in cohort:
-            g, y = p.gradient(r, i), theta
+            g, y, own = p.gradient(r, i), theta, kept.get(i, np.zeros_like(c))
             for _ in range(p.steps):
-                y = y - eta * (g(y) - own[i] + c)
-            new = own[i] - c - (y - theta) / (p.steps * eta)
+                y = y - eta * (g(y) - own + c)
+            kept[i] = own - c - (y - theta) / (p.steps * eta)
             deltas.append(y - theta)
-            changes.append(new - own[i])
-            own[i] = new
+            changes.append(kept[i] - own)
         delta, change = p.mean(r, delta=deltas, c=changes)
         theta, c = theta + delta, c + len(cohort) / p.clients * change
-        out.append({"theta": theta, "c": c, **{f"c of {i}": own[i] for i in own}})
+        out.append({"theta": theta, "c": c, **{f"c of {i}": kept[i] for i in kept}})
     return out
 
 
@@ -355,12 +353,12 @@ def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float]):
     """SGD on the head h (B and b), then SAM on the body φ (A and a); only φ's move is sent."""
     body = FIRST * CLASSES + CLASSES
     phi, initial = p.theta[:body], p.theta[body:]
-    heads = dict.fromkeys(range(p.clients), initial)
+    heads: dict[int, Array] = {}
     out: list[State] = []
     for r, eta, cohort in p.rounds():
         deltas = []
         for i in cohort:
-            g, h = p.gradient(r, i), heads[i]
+            g, h = p.gradient(r, i), heads.get(i, initial)
             for _ in range(p.steps):
                 h = h - head_lr[r] * g(np.concatenate([phi, h]))[body:]
             y = phi

@@ -82,13 +82,15 @@ def agree(played: Played, expected: list[State]) -> None:
         assert saved.keys() - {n for n in saved if n.startswith("optimizer.")} == server.keys()
         for name, vector in server.items():
             close(saved[name].numpy(), vector, f"{name} after round {number}")
-    remembered = played.memory()
-    for name, vector in expected[-1].items():
-        if " of " in name:
-            kind, _, client = name.partition(" of ")
-            found = remembered[int(client)].get(kind)
-            if found is not None:
-                close(found.numpy(), vector, name)
+    remembered = {
+        f"{name} of {client}": vector.numpy()
+        for client, memory in played.memory().items()
+        for name, vector in memory.items()
+    }
+    expected_memory = {name: vector for name, vector in expected[-1].items() if " of " in name}
+    assert remembered.keys() == expected_memory.keys()
+    for name, vector in expected_memory.items():
+        close(remembered[name], vector, name)
 
 
 def close(found: Any, expected: Any, what: str) -> None:
