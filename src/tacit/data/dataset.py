@@ -43,8 +43,8 @@ class Dataset:
     classes: int
     shape: tuple[int, ...]
     """Channels, height, width."""
-    licence: str
-    origin: str
+    licence: str = "not stated"
+    origin: str = "given as an object"
 
 
 def names() -> dict[str, str]:
