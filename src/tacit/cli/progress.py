@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from tacit.federation import Record
+
+SHOWN = (
+    ("accuracy", "accuracy", "{:.1%}".format),
+    ("loss", "loss", "{:.2f}".format),
+    ("epsilon", "ε", "{:.2f}".format),
+)
+"""What is shown of a round's record: its name there, its name here, and its form."""
 
 
 class LiveProgress:
@@ -25,19 +32,24 @@ class LiveProgress:
         self._live = console.is_terminal
         self._bar = Progress(
             TextColumn("{task.description:<7}"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=16),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
             console=console,
         )
+        self._preparing = console.status("preparing data, noise and workers…")
+        if self._live:
+            self._preparing.start()
         self._run: TaskID | None = None
         self._round: TaskID | None = None
+        self._rounds = 0
         self._said = 0.0
         self._status = ""
 
     def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
+        self._preparing.stop()
         for note in facts["notes"]:
             self._console.print(f"[yellow]{note}[/yellow]")
         begin = f", from round {round + 1}" if round else ""
@@ -53,11 +65,7 @@ class LiveProgress:
             self._bar.update(self._round, completed=done, total=max(cohort, 1))
 
     def round(self, record: Record) -> None:
-        shown = [
-            f"{name} {_number(name, record[name])}"
-            for name in ("accuracy", "loss", "epsilon")
-            if name in record
-        ]
+        shown = [f"{label} {form(record[name])}" for name, label, form in SHOWN if name in record]
         self._status = "  ".join(shown) or self._status
         if self._run is not None:
             self._bar.update(self._run, completed=record["round"], status=self._status)
@@ -66,9 +74,6 @@ class LiveProgress:
             self._console.print(f"round {record['round']}/{self._rounds}  {self._status}")
 
     def close(self) -> None:
+        self._preparing.stop()
         if self._live:
             self._bar.stop()
-
-
-def _number(name: str, value: float) -> str:
-    return f"{value:.1%}" if name == "accuracy" else f"{value:.3f}"
