@@ -235,6 +235,14 @@ def test_the_worst_client_is_found_as_by_brute_force() -> None:
     assert meter.would_exceed([], brute * 0.999, 1e-5)
 
 
+def test_many_cheap_steps_can_be_worse_than_few_dear_ones() -> None:
+    cheap, dear = PoissonGaussian(0.01, 1.0), PoissonGaussian(0.1, 1.0)
+    meter = Odometer()
+    meter.add(dear, 2, [1])
+    meter.add(cheap, 5000, [2])
+    assert meter.worst(1e-5).profile == ((cheap, 5000),)
+
+
 def test_a_client_that_stays_home_does_not_pay() -> None:
     meter = Odometer()
     event = PoissonGaussian(0.1, 1.0)

@@ -30,9 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _WORDS = 624
-_STRETCH = (
-    1 << 15
-)  # coordinates per fresh state: in the processor's cache, and below torch's splitting into threads
+_STRETCH = 1 << 15  # coordinates per fresh state: in the cache, and too few for torch to split over threads
 
 Words = NDArray[np.uint32]
 
