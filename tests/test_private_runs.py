@@ -19,7 +19,7 @@ from torch import nn
 import tacit
 from conftest import blobs
 from tacit.algorithms import FedAvg
-from tacit.federation.release import LEDGER
+from tacit.federation.statements import LEDGER
 from tacit.privacy.ledger import Ledger, replay
 from tacit.privacy.planning import cost
 from tacit.vector import Layout, read_values

@@ -21,7 +21,6 @@ from tacit.errors import UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.release import Release
-from tacit.federation.statements import write_statement
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
 from tacit.optimizers.schedules import Schedule
 from tacit.optimizers.server import ServerOptimizer
@@ -292,8 +291,7 @@ class Federation:
             "seconds": self.seconds,
             "release": self.release.state(),
         }
-        if self.job.privacy is not None:
-            write_statement(self.folder, self.job.privacy, len(self.job.population))
+        self.release.explain(self.folder)
         self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
         folder = self.folder / "checkpoint"
         checkpoints.save(folder, Checkpoint(self.round, vectors, facts), self.settings.keep_checkpoints)

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from tacit import randomness
 from tacit.engine import Job, Order, Report
 from tacit.errors import UserError
+from tacit.federation.statements import LEDGER, write_statement
 from tacit.privacy.checks import refuse_batch_norm, refuse_weights
 from tacit.privacy.ledger import Charge, Header, Ledger
 from tacit.privacy.mechanism import Privacy
 from tacit.privacy.sampling import Sampling
 from tacit.vector import Vectors
 
-LEDGER = "ledger.jsonl"
 COHORT, RELEASE, QUANTILE = 1, 2, 3
 """Purposes of seeded draws in a simulation."""
 
@@ -50,6 +50,9 @@ class Release(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
+
+    def explain(self, folder: Path) -> None:
+        """Write down what is guaranteed so far, if anything is."""
 
     def open(self, folder: Path, state: Mapping[str, Any]) -> None:
         """The run begins, or goes on from a checkpoint's `state`."""
@@ -84,6 +87,9 @@ class PlainRelease:
 
     def state(self) -> dict[str, Any]:
         return {}
+
+    def explain(self, folder: Path) -> None:
+        pass
 
     def open(self, folder: Path, state: Mapping[str, Any]) -> None:
         pass
@@ -181,6 +187,9 @@ class PrivateRelease:
 
     def state(self) -> dict[str, Any]:
         return {"bound": self.bound}
+
+    def explain(self, folder: Path) -> None:
+        write_statement(folder, self.privacy, self._open_ledger.entries, self._population)
 
     def close(self) -> None:
         if self.ledger is not None:

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tacit.errors import UserError
 from tacit.federation.files import write_atomically
-from tacit.federation.release import LEDGER
 from tacit.privacy.adaptive import Adaptive
 from tacit.privacy.clipping import Clip
-from tacit.privacy.ledger import Ledger
+from tacit.privacy.ledger import Charge, Ledger
 from tacit.privacy.mechanism import Privacy
 from tacit.privacy.sampling import FixedSize, Poisson
 from tacit.privacy.statement import Statement, make_statement
 
-STATEMENT = "statement.json"
+LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
 
 
-def write_statement(folder: Path, privacy: Privacy, population: int) -> Statement:
-    """Say what the run's ledger adds up to, in `statement.json`, with what it takes to say it again later."""
-    _, entries = Ledger.read(folder / LEDGER)
+def write_statement(folder: Path, privacy: Privacy, entries: Sequence[Charge], population: int) -> None:
+    """Say what a ledger's entries add up to, in `statement.json`, with what it takes to say it again later.
+
+    The entries are the open ledger's own: reading its file would give up the lock on it.
+    """
     statement = make_statement(privacy, entries, population)
     plain = statement.to_dict() | {"made_from": {"privacy": asdict(privacy), "population": population}}
     write_atomically(folder / STATEMENT, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
-    return statement
 
 
 def read_statement(folder: Path) -> Statement:
