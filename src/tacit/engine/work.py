@@ -14,6 +14,7 @@ from tacit.data import Batch, Records
 from tacit.engine.contract import Order
 from tacit.engine.local import Gradients, Local
 from tacit.gradients import plain_gradient
+from tacit.gradients.plain import Descent
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors
 
@@ -33,8 +34,12 @@ class LocalWork:
         initial_personal: Tensor,
         queries: int,
         public: Iterator[NDArray[np.int64]] | None = None,
+        descent: Descent | None = None,
     ) -> None:
-        """`queries`: most gradients that may be asked of one batch. `public`: batches of public records."""
+        """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
+
+        `descent`: the short way to an SGD step, for plain gradients.
+        """
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
         self.travel = 0.0
@@ -44,19 +49,19 @@ class LocalWork:
         self._flat, self._task, self._records, self._local = flat, task, records, local
         self._gradients, self._lr, self._queries, self._public = gradients, order.lr, queries, public
         self._initial_personal = initial_personal
+        self._descent = descent if local.clip is None else None
         # A client's records are gathered once, in their stored form; a batch is then a cheap row selection.
         self._data = records.take(indices)
         self._rows: Iterator[NDArray[np.int64]] = iter(())
         self._passes = 0
         self._batch: Batch = {}
         self._asked = 0
-        self._loss = torch.zeros(())
-        self._losses = 0
+        self._losses: list[Tensor] = []
 
     @property
     def loss(self) -> float:
         """Mean training loss over the gradients asked for."""
-        return float(self._loss) / max(self._losses, 1)
+        return float(torch.cat(self._losses).mean()) if self._losses else 0.0
 
     @property
     def noise_variance(self) -> float:
@@ -92,6 +97,14 @@ class LocalWork:
             grad.mul_(self._local.clip / norm.clamp(min=self._local.clip))
         return grad
 
+    def descend(self, lr: float) -> None:
+        if self._descent is None:
+            self._flat.shared.sub_(self.gradient(), alpha=lr)
+            return
+        with torch.enable_grad():
+            losses = self._descent(self._batch, self._task.losses, lr)
+        self._losses.append(losses.mean().view(1))
+
     def personal_gradient(self) -> Tensor:
         with _frozen(self._flat.module, {s.name for s in self.layout.shared_segments}):
             self._fill(None)
@@ -113,8 +126,8 @@ class LocalWork:
                 "each one costs privacy, so let its `queries` say how many there are"
             )
         with torch.enable_grad():
-            self._loss += self._gradients.fill(self._flat, self._batch, self._task, scale)
-        self._losses += 1
+            loss = self._gradients.fill(self._flat, self._batch, self._task, scale)
+        self._losses.append(loss.view(1))
 
     def _draw(self) -> bool:
         rows = next(self._rows, None)

@@ -50,3 +50,38 @@ def plain_gradient(flat: Flat, batch: Batch, losses: Losses) -> Tensor:
     # The mean's gradient is 1/B for every loss: given outright, it spares autograd two nodes.
     each.backward(torch.full_like(each, 1 / count))  # type: ignore[no-untyped-call]
     return each.detach().mean()
+
+
+class Descent:
+    """SGD steps on a model's shared part that never write the gradient down as one vector.
+
+    The same move, bit for bit, as `plain_gradient` followed by `flat.shared.sub_(flat.grad, alpha=lr)`, with
+    fewer passes over memory; for a small model that is a fifth of a step's time.
+
+    >>> import torch
+    >>> flat = Flat(torch.nn.Linear(2, 1, bias=False))
+    >>> _ = flat.values.fill_(1.0)
+    >>> batch = {"x": torch.tensor([[1.0, 0.0], [0.0, 2.0]])}
+    >>> Descent(flat)(batch, lambda module, b: module(b["x"]).flatten(), lr=0.5)
+    tensor([1., 2.])
+    >>> flat.values
+    tensor([0.7500, 0.5000])
+    """
+
+    def __init__(self, flat: Flat) -> None:
+        self._module = flat.module
+        named = dict(flat.module.named_parameters())
+        self._parameters = [named[segment.name] for segment in flat.layout.shared_segments]
+        self._views = [view for _, view in flat.layout.views(flat.shared)]
+        self._weights = flat.values.new_empty(0)
+
+    def __call__(self, batch: Batch, losses: Losses, lr: float) -> Tensor:
+        """Move against the gradient of the mean loss of a batch that is not empty; its losses, detached."""
+        each = losses(self._module, batch)
+        if self._weights.shape != each.shape:
+            self._weights = torch.full_like(each, 1 / len(each))
+        grads = torch.autograd.grad(each, self._parameters, self._weights, allow_unused=True)
+        for view, grad in zip(self._views, grads, strict=True):
+            if grad is not None:
+                view.sub_(grad, alpha=lr)
+        return each.detach()
