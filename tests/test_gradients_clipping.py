@@ -146,9 +146,12 @@ class Centre(nn.Module):
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_a_module_that_mixes_records_is_found_and_named(position):
-    """Also in front of the first trainable layer, where no gradient would show it."""
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_module_that_mixes_records_is_found_and_named(position, zero):
+    """Also in front of the first trainable layer, where no gradient would show it, and behind zeros."""
     layers = [nn.Linear(3, 4), nn.Linear(4, 2)]
+    if zero:
+        nn.init.zeros_(layers[1].weight)
     layers.insert(position, Centre())
     model = nn.Sequential(*layers)
     with pytest.raises(UserError, match=rf"'{position}' \(Centre\) mixes"):
@@ -182,6 +185,17 @@ class TimeFirst(nn.Module):
 @pytest.mark.parametrize("b", [1, 2, 4])
 def test_records_in_another_dimension_take_the_slow_road(tokens, b):
     assert_exact(TimeFirst(), {"x": torch.randn(b, tokens, 3)}, losses, fast=False)
+
+
+def test_records_in_another_dimension_are_seen_behind_an_output_layer_of_zeros():
+    head = nn.Linear(3, 2)
+    nn.init.zeros_(head.weight)
+    model = nn.Sequential(TimeFirst(), head)
+    clipped, batch = ClippedGradient(model), {"x": torch.randn(4, 4, 3)}
+    clipped(batch, losses, 1.0)
+    nn.init.ones_(head.weight)
+    result = clipped(batch, losses, 1.0)
+    close(result.norms, lengths(record_gradients(clipped.flat, batch, losses)), 1e-5)
 
 
 class Bilinear(nn.Module):

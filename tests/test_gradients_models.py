@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradients_reference import assert_exact, close, lengths
+from gradients_reference import assert_exact, close, lengths, squared_outputs
 from tacit.gradients import Batch, ClippedGradient, Losses
+from tacit.gradients.rules import RULES
+from tacit.gradients.tape import Tape
 from tacit.models import build
 from tacit.vector import Flat
 
@@ -155,6 +157,38 @@ def test_whole_model_equals_a_loop_over_records(name):
     torch.manual_seed(0)
     make, batch, losses = MODELS[name]
     assert_exact(make(), batch, losses)
+
+
+class Encoder(nn.Module):
+    """torch's own transformer, whose attention takes its weights behind the layers' backs."""
+
+    def __init__(self, weights: bool, cross: bool) -> None:
+        super().__init__()
+        self.weights, self.cross = weights, cross
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        causal = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        padding = torch.zeros(x.shape[:2], dtype=torch.bool)
+        padding[:, -1] = True
+        other = x.flip(1) if self.cross else x
+        y, scores = self.attention(x, other, other, key_padding_mask=padding, need_weights=self.weights)
+        x = self.layer(x + y, src_mask=causal, is_causal=True)
+        return x if scores is None else x * scores.sum((1, 2), keepdim=True)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("b", [1, 4])
+def test_torchs_own_attention(weights, cross, b):
+    torch.manual_seed(0)
+    model = Encoder(weights, cross).double()
+    batch = {"x": torch.randn(b, 5, 8, dtype=torch.float64)}
+    assert_exact(model, batch, squared_outputs())
+    plain = model(batch["x"])
+    with Tape(dict(model.named_parameters()), {"x": batch["x"]}, RULES):
+        assert torch.allclose(model(batch["x"]), plain)
 
 
 OURS = ["cnn", "resnet18", "vit_tiny"]

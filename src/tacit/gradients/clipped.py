@@ -44,7 +44,7 @@ Group = tuple[Sequence[slice] | Sequence[int], float]
 Bound = float | Sequence[Group]
 """C for all coordinates together, or one C for each group; groups cover every segment once."""
 
-LITTLE, MUCH = 128 * 2**20, 2 * 2**30
+LITTLE, MUCH = 16 * 2**20, 2 * 2**30
 """Bytes that a part of a batch may always take, and never may, when the size of the parts is not given."""
 
 
@@ -112,6 +112,7 @@ class ClippedGradient:
                         form[0].add_weighted(rows[group], total[segment.slice].view(segment.shape))
             norms.append(part_norms)
             loss_sum = loss_sum + values.sum()
+            del forms  # before the next part needs the memory
         if total is not self.flat.grad:
             self.flat.grad.copy_(total)
         all_norms = torch.cat(norms)
@@ -221,6 +222,6 @@ def _norms(
 
 
 def _affordable(found: Survey, size: int) -> int:
-    """As many records as book-keeping can hold in the memory of a plain step on all `size` of them."""
-    limit = min(MUCH, max(LITTLE, size * found.plain))
-    return max(1, limit // max(1, found.plain, found.kept))
+    """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them."""
+    limit = min(MUCH, max(LITTLE, size * found.plain * 5 // 4))
+    return max(1, limit // max(1, found.plain + found.kept))

@@ -10,7 +10,7 @@ product of two patches is a sum over the kernel of products of single pixels, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.records import Explicit, PerRecord, in_full, traffic, zero_outside
+from tacit.gradients.records import Explicit, PerRecord, in_full, zero_outside
 from tacit.gradients.tape import Tape, Unsupported
 
 
@@ -60,22 +60,28 @@ class Patches:
     geometry: Geometry
 
     def squares(self) -> Tensor:
+        # A few records at a time, so that their Gram matrices stay in the cache.
+        pixels = max(self.x[0, 0].numel(), self.grad[0, 0].numel())
+        few = max(1, CACHED // (pixels**2 * self.geometry.groups))
+        parts = zip(torch.split(self.x, few), torch.split(self.grad, few), strict=True)
+        return torch.cat([Patches(x, grad, self.geometry)._squares() for x, grad in parts])
+
+    def _squares(self) -> Tensor:
         products = self._patch_gram().mul_(_gram(self.grad, self.geometry.groups))
         return products.flatten(1).sum(1).clamp_min(0.0)
 
     def _patch_gram(self) -> Tensor:
         """Products of all pairs of patches: [B, groups, H, W, H, W] over output pixels."""
         g = self.geometry
-        height, width = self.grad.shape[2:]
-        (top, left), (down, right), (step_y, step_x) = g.padding, g.stride, g.dilation
-        pixels = F.pad(_gram(self.x, g.groups), (left, left, top, top) * 2)
-        total = pixels.new_zeros(*pixels.shape[:2], height, width, height, width)
-        for y in range(g.kernel[0]):
-            rows = slice(y * step_y, y * step_y + (height - 1) * down + 1, down)
-            for x in range(g.kernel[1]):
-                columns = slice(x * step_x, x * step_x + (width - 1) * right + 1, right)
-                total += pixels[:, :, rows, columns, rows, columns]
-        return total
+        (height, width), (top, left) = self.grad.shape[2:], g.padding
+        total = _gram(self.x, g.groups)
+        if top or left:
+            total = F.pad(total, (left, left, top, top) * 2)
+        # The window is a rectangle, so it is summed along one axis after the other.
+        columns = _windows(g.kernel[1], g.dilation[1], g.stride[1], width)
+        total = _sum_of(total[:, :, :, w, :, w] for w in columns)
+        rows = _windows(g.kernel[0], g.dilation[0], g.stride[0], height)
+        return _sum_of(total[:, :, w, :, w, :] for w in rows)
 
     def add_weighted(self, factors: Tensor, out: Tensor) -> None:
         weighted = self.grad * factors.view(-1, 1, 1, 1)
@@ -92,6 +98,21 @@ class Patches:
     @property
     def bytes(self) -> int:
         return (self.x.numel() + self.grad.numel()) * self.x.element_size()
+
+
+def _windows(kernel: int, dilation: int, stride: int, outputs: int) -> Iterator[slice]:
+    """Where each element of the kernel lies as the kernel walks along one axis."""
+    for k in range(kernel):
+        yield slice(k * dilation, k * dilation + (outputs - 1) * stride + 1, stride)
+
+
+def _sum_of(tensors: Iterator[Tensor]) -> Tensor:
+    total = next(tensors).contiguous()
+    first = True
+    for tensor in tensors:
+        total = total + tensor if first else total.add_(tensor)
+        first = False
+    return total
 
 
 def _gram(images: Tensor, groups: int) -> Tensor:
@@ -160,7 +181,7 @@ def _weight_form(
     gram = pixels**2 * x.shape[1] + outputs**2 * (
         grad.shape[1] + SHIFT * geometry.groups * prod(geometry.kernel)
     )
-    if x.shape[0] == records and gram < traffic(prod(shape)):
+    if x.shape[0] == records and gram < GROUPED * prod(shape):
         return Patches(x, grad, geometry)
     weights = per_record_weights(x, grad, geometry)
     return Explicit(
@@ -168,6 +189,10 @@ def _weight_form(
     )
 
 
+GROUPED = 130
+"""Multiplications in Gram matrices that cost as much as one number of a grouped convolution's output."""
+CACHED = 2**17
+"""Numbers of a Gram matrix that a core's cache holds beside what is made from it."""
 SHIFT = 8
 """Multiplications of a matrix product that take as long as one number of a shifted addition (measured)."""
 

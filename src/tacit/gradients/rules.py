@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.gradients.attention import learnt_mask, multi_head
 from tacit.gradients.convolution import convolution
 from tacit.gradients.norms import group_norm, layer_norm, rms_norm
 from tacit.gradients.records import Explicit, PerRecord, Rows, in_full, outer
@@ -105,17 +106,6 @@ def concatenate(tape: Tape, func: Any, tensors: Sequence[Tensor], dim: int = 0, 
     return out
 
 
-def attention(
-    tape: Tape, func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, **kwargs: Any
-) -> Tensor:
-    """A learnt bias on the attention scores."""
-    if any(tape.owned(t) for t in (query, key, value)):
-        raise Unsupported("a parameter as query, key or value")
-    mask = tape.spread(attn_mask, (*query.shape[:-1], key.shape[-2]))
-    out: Tensor = func(query, key, value, attn_mask=mask, **kwargs)
-    return out
-
-
 def like(tape: Tape, func: Any, x: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`other` only lends its type or shape."""
     if not tape.is_data(x):
@@ -143,7 +133,8 @@ RULES: dict[Any, Rule] = {
     F.rms_norm: rms_norm,
     torch.cat: concatenate,
     torch.concat: concatenate,
-    F.scaled_dot_product_attention: attention,
+    F.scaled_dot_product_attention: learnt_mask,
+    F.multi_head_attention_forward: multi_head,
     **dict.fromkeys(_spellings("matmul", "mm"), matmul),
     **dict.fromkeys(_spellings("add", "sub", "mul", "div", "true_divide", "truediv"), elementwise),
     **dict.fromkeys((Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as), like),

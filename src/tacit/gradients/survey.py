@@ -2,7 +2,8 @@
 
 Clipping bounds one record's influence only if a record's gradient depends on that record alone. Modules
 that are known to mix records are refused by name. Any other mixing is found by experiment on the first
-two records of a batch: record 0's loss must not change when record 1 does.
+two records of a batch: record 0's loss must not change when record 1 does, and no gradient of record 0's
+loss may arrive where record 1's activations are.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ def survey(
     """Try the model on two records. Leaves the random state as it was; raises if records are mixed."""
     with torch.random.fork_rng():
         state = torch.get_rng_state()
+        # nan cannot be hidden by a layer that happens to be all zeros, as fresh output layers often are.
         changed = {name: tensor[[0, 0]] for name, tensor in pair.items()}
+        for tensor in changed.values():
+            if tensor.is_floating_point():
+                tensor[1] = float("nan")
 
         def run(batch: Batch) -> Tensor:
             torch.set_rng_state(state)  # the same dropout masks each time
@@ -113,7 +118,7 @@ def _trial(
         found = losses(module, batch)
     for tensor in tape.held:
         count(tensor)
-    forms = tape.backward(found[:1])
+    forms = tape.backward(found[:1] * float("nan"))  # nan: see `survey`
     return plain // 2, sum(form.bytes for form, _ in filter(None, forms)) // 2
 
 

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from tacit.gradients.plain import Batch, batch_size
 from tacit.gradients.records import Explicit, PerRecord
 
-Rule = Callable[..., Tensor]
+Rule = Callable[..., Any]
 """rule(tape, function, *args, **kwargs): what `function` returns, with its parameters under watch."""
 
 
@@ -267,7 +267,7 @@ class Tape(TorchFunctionMode):
             if not forms:
                 results.append(None)
                 continue
-            form = forms[0] if len(forms) == 1 else Explicit(sum_of([f.explicit() for f in forms]))
+            form = sum_of(forms)
             results.append((form, form.squares() if squares is None else squares))
         self._found, self._lifted = [], []
         return results
@@ -309,11 +309,14 @@ def tensors_in(*values: object) -> list[Tensor]:
     return found
 
 
-def sum_of(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total
+def sum_of(forms: Sequence[PerRecord]) -> PerRecord:
+    """Several uses of one parameter as one: per-record gradients add up, their norms do not."""
+    if len(forms) == 1:
+        return forms[0]
+    total = forms[0].explicit()
+    for form in forms[1:]:
+        total += form.explicit()
+    return Explicit(total)
 
 
 def sum_by_record(grad: Tensor, shape: Sequence[int], records: int) -> Tensor:
