@@ -123,20 +123,27 @@ class Problem:
         ]
 
 
-def fedavg(p: Problem, mu: float = 0.0, rho: float = 0.0, smooth: Callable[[Array], Array] | None = None):
-    """y −= η g; FedProx adds μ(y − θ) to g; FedSAM takes g at y + ρ g/‖g‖; LS smooths g."""
+def fedavg(
+    p: Problem,
+    mu: float = 0.0,
+    rho: float = 0.0,
+    smooth: Callable[[Array], Array] | None = None,
+    momentum: float = 0.0,
+):
+    """y −= η g; FedProx adds μ(y − θ) to g; FedSAM takes g at y + ρ g/‖g‖; LS smooths g; heavy ball u."""
     theta, out = p.theta, []
     for r, eta, cohort in p.rounds():
         deltas = []
         for i in cohort:
-            g, y = p.gradient(r, i), theta
+            g, y, u = p.gradient(r, i), theta, np.zeros_like(theta)
             for _ in range(p.steps):
                 step = g(y)
                 if rho:
                     step = g(y + rho * step / np.linalg.norm(step))
                 if smooth:
                     step = smooth(step)
-                y = y - eta * (step + mu * (y - theta))
+                u = momentum * u + step + mu * (y - theta)
+                y = y - eta * u
             deltas.append(y - theta)
         (delta,) = p.mean(r, delta=deltas)
         theta = theta + delta
@@ -349,7 +356,7 @@ def adadps(p: Problem, beta: float = 0.9, eps: float = 1e-3):
     return out
 
 
-def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float]):
+def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float], momentum: float = 0.0):
     """SGD on the head h (B and b), then SAM on the body φ (A and a); only φ's move is sent."""
     body = FIRST * CLASSES + CLASSES
     phi, initial = p.theta[:body], p.theta[body:]
@@ -359,14 +366,17 @@ def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float]):
         deltas = []
         for i in cohort:
             g, h = p.gradient(r, i), heads.get(i, initial)
+            u = np.zeros_like(h)
             for _ in range(p.steps):
-                h = h - head_lr[r] * g(np.concatenate([phi, h]))[body:]
-            y = phi
+                u = momentum * u + g(np.concatenate([phi, h]))[body:]
+                h = h - head_lr[r] * u
+            y, u = phi, np.zeros_like(phi)
             for _ in range(p.steps):
                 step = g(np.concatenate([y, h]))[:body]
                 if rho:
                     step = g(np.concatenate([y + rho * step / np.linalg.norm(step), h]))[:body]
-                y = y - eta * step
+                u = momentum * u + step
+                y = y - eta * u
             deltas.append(y - phi)
             heads[i] = h
         (delta,) = p.mean(r, delta=deltas)

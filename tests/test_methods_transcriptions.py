@@ -64,12 +64,12 @@ EXAMPLE: dict[str, Transcription] = {
 
 HEAD_LR = [0.005, 0.0025]
 CLIENT: dict[str, Transcription] = {
-    "dp-fedavg-client": reference.fedavg,
-    "dp-fedavg-ft": reference.fedavg,
-    "dp-fedsam-client": partial(reference.fedavg, rho=0.1),
-    "dp-fedsam-ft": partial(reference.fedavg, rho=0.1),
-    "centaur": partial(reference.dp2_fedsam, rho=0.0, head_lr=HEAD_LR),
-    "dp2-fedsam": partial(reference.dp2_fedsam, rho=0.1, head_lr=HEAD_LR),
+    "dp-fedavg-client": partial(reference.fedavg, momentum=0.7),
+    "dp-fedavg-ft": partial(reference.fedavg, momentum=0.7),
+    "dp-fedsam-client": partial(reference.fedavg, rho=0.1, momentum=0.7),
+    "dp-fedsam-ft": partial(reference.fedavg, rho=0.1, momentum=0.7),
+    "centaur": partial(reference.dp2_fedsam, rho=0.0, head_lr=HEAD_LR, momentum=0.7),
+    "dp2-fedsam": partial(reference.dp2_fedsam, rho=0.1, head_lr=HEAD_LR, momentum=0.7),
     "dp-fedlamb": partial(reference.fedlamb, lr=0.002),
 }
 
@@ -169,4 +169,4 @@ def test_heads_with_half_of_the_clients() -> None:
     expected = problem(config, BODY)
     assert len({tuple(cohort) for cohort in expected.cohorts}) > 1
     rates = [0.005 * 0.5**r for r in range(4)]
-    agree(play(config), reference.dp2_fedsam(expected, rho=0.1, head_lr=rates))
+    agree(play(config), reference.dp2_fedsam(expected, rho=0.1, head_lr=rates, momentum=0.7))

@@ -22,6 +22,10 @@ class AdaDPS(Algorithm):
     beta: float = 0.9
     eps: float = 1e-3
 
+    @property
+    def needs_public(self) -> bool:
+        return True
+
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         return {"theta": theta, "v": torch.zeros_like(theta)}
 

@@ -33,7 +33,10 @@ class Work(Protocol):
 
     @property
     def steps_before(self) -> int:
-        """Local steps of a client in all rounds before this one (nominal: rounds × K)."""
+        """Local steps in all rounds before this one: rounds × K, the same for every client.
+
+        With local epochs K is that of a client of average size; what is averaged over clients has one age.
+        """
 
     @property
     def noise_variance(self) -> float:
@@ -58,6 +61,12 @@ class Work(Protocol):
         `fresh` draws another batch first. `scale` multiplies each record's gradient, before it is clipped.
         A buffer that the next call overwrites: `clone()` what must last.
         """
+
+    def descend(self, lr: float) -> None:
+        """y −= lr · gradient(), the quick way."""
+
+    def note(self, name: str, value: float) -> None:
+        """A number for the round's record, averaged over steps and clients. It is exact, not private."""
 
     def personal_gradient(self) -> Tensor:
         """The gradient of the personal part, on the step's batch."""
@@ -101,6 +110,16 @@ class Algorithm:
     def batches(self) -> int:
         """Independent batches drawn in a step; each is paid for under example-level privacy."""
         return 1
+
+    @property
+    def needs_public(self) -> bool:
+        """Whether clients ask for gradients of public records."""
+        return False
+
+    @property
+    def own_server_rule(self) -> bool:
+        """Whether the server part moves θ by a rule of its own, so that a server optimizer has no say."""
+        return False
 
     @property
     def personal_part(self) -> tuple[str, ...]:

@@ -110,7 +110,10 @@ class FedAdamW(Algorithm):
     def _denominator(self, v: Tensor, age: int, work: Work) -> Tensor:
         v_hat = v / (1 - self.beta2**age)
         if self.debias and work.noise_variance:
-            v_hat.sub_(work.noise_variance).clamp_(min=self.floor * work.noise_variance)
+            least = self.floor * work.noise_variance
+            v_hat.sub_(work.noise_variance)
+            work.note("floored_share", float((v_hat < least).float().mean()))
+            v_hat.clamp_(min=least)
         return v_hat.sqrt_().add_(self.eps)
 
 

@@ -18,17 +18,14 @@ class FedAvg(Algorithm):
     """
 
     momentum: float = 0.0
-    weight_decay: float = 0.0
 
     def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y = work.load(theta)
         u = torch.zeros_like(y) if self.momentum else None
         for lr in work.steps():
-            g = work.gradient()
-            if self.weight_decay:
-                g.add_(y, alpha=self.weight_decay)
-            if u is not None:
-                g = u.mul_(self.momentum).add_(g)
-            y.sub_(g, alpha=lr)
+            if u is None:
+                work.descend(lr)  # y −= η g, with no gradient vector to write down
+            else:
+                y.sub_(u.mul_(self.momentum).add_(work.gradient()), alpha=lr)
         return {"delta": y - theta}, {}

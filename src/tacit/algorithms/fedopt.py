@@ -26,6 +26,10 @@ class FedOpt(FedAvg):
     beta2: float = 0.99
     tau: float = 1e-3
 
+    @property
+    def own_server_rule(self) -> bool:
+        return True
+
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         return {"theta": theta, "m": torch.zeros_like(theta), "v": torch.zeros_like(theta)}
 

@@ -16,7 +16,7 @@ from torch import nn
 from tacit import data, models, randomness
 from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
-from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, build_schedule
+from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
 from tacit.data import Dataset, Population, Subset, partition
 from tacit.engine import Job, Local, Tune
 from tacit.errors import UserError
@@ -110,7 +110,9 @@ def build_job(
         raise UserError(f"cohort: {config.cohort.size} of {len(population)} clients; lower cohort.size")
     if config.evaluate.clients and not config.data.holdout:
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
-    local = Local(config.local.batch, config.local.steps, config.local.epochs, config.local.clip)
+    _refuse_misfits(config, algorithm)
+    section = config.local
+    local = Local(section.batch, section.steps, section.epochs, section.weight_decay, section.clip)
     return Job(
         model=model or build_model(config, dataset),
         task=task or Classification(),
@@ -125,6 +127,21 @@ def build_job(
         privacy=build_privacy(config, population, algorithm, local),
         public=split_public(config, dataset)[0],
     )
+
+
+def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
+    """Settings that the algorithm would ignore, or that it cannot work with."""
+    if algorithm.own_server_rule and config.server != Server():
+        raise UserError(
+            f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
+        )
+    if algorithm.needs_public and not config.data.public:
+        raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
+    if algorithm.personal_part and config.privacy is not None and config.privacy.unit == "example":
+        raise UserError(
+            f"privacy.unit: {config.method.name} trains a personal part in a pass of its own, which example-"
+            "level accounting does not cover; use unit: client"
+        )
 
 
 def build_settings(config: Config) -> Settings:

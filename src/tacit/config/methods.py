@@ -52,8 +52,13 @@ class Method:
 
 EXAMPLE = {"privacy": {"unit": "example", "clip": {"bound": 0.1}, "noise": 1.0, "delta": 1e-5}}
 """Paper 000: C 0.1, σ 1."""
-CLIENT = {"privacy": {"unit": "client", "clip": {"bound": 0.1}, "epsilon": 1.0, "delta": 1e-3}}
-"""Paper 002 on CIFAR-10: C 0.1, ε 1, δ 1/N for its 1000 clients."""
+CLIENT = {
+    "privacy": {"unit": "client", "clip": {"bound": 0.1}, "epsilon": 1.0, "delta": 1e-3},
+    "local": {"schedule": {"kind": "factor", "factor": 0.99}},
+}
+"""Paper 002 on CIFAR-10: C 0.1, ε 1, δ 1/N for its 1000 clients, rates × 0.99 a round."""
+HEAVY_BALL = {"momentum": 0.7}
+"""Paper 002 on CIFAR-10."""
 PER_USER = {
     "privacy": {"unit": "client", "clip": {"bound": 0.01, "per": "dim"}, "noise": 1.536, "delta": 1e-9},
     "server": {"optimizer": "lamb", "lr": 0.002},
@@ -67,7 +72,7 @@ DP_ADAMW = {"alpha": 0.5, "debias": True}
 METHODS: dict[str, Method] = {
     # Not private
     "fedavg": Method(FedAvg, "local SGD, averaged", "all"),
-    "fedprox": Method(FedProx, "FedAvg with a pull towards the server's model", "004"),
+    "fedprox": Method(FedProx, "FedAvg with a pull towards the server's model", "003"),
     "scaffold": Method(Scaffold, "control variates against client drift", "004"),
     "fedcm": Method(FedCM, "local steps lean on the server's last direction", "004"),
     "fedadam": Method(FedOpt, "FedAvg's clients, Adam on the server", "004", {"rule": "adam"}),
@@ -75,7 +80,7 @@ METHODS: dict[str, Method] = {
     "fedadagrad": Method(FedOpt, "FedAvg's clients, AdaGrad on the server", "004", {"rule": "adagrad"}),
     "fedlada": Method(FedLADA, "local Adam from the average v, with the global direction", "004"),
     "fafed": Method(FAFED, "adaptive steps with variance-reduced momentum", "004"),
-    "fedsam": Method(FedSAM, "sharpness-aware local steps", "004"),
+    "fedsam": Method(FedSAM, "sharpness-aware local steps", "002"),
     "local-adam": Method(FedAdamW, "Adam on each client, from zero each round", "004",
                          {**LOCAL_ADAMW, "decoupled": False}),
     "local-adamw": Method(FedAdamW, "AdamW on each client, from zero each round", "004", LOCAL_ADAMW),
@@ -109,13 +114,16 @@ METHODS: dict[str, Method] = {
     "dp-fafed": Method(FAFED, "FAFED on private gradients (two a batch)", "000", {}, EXAMPLE),
     "dp-fedlada": Method(FedLADA, "FedLADA on private gradients", "000", {}, EXAMPLE),
     # Client level
-    "dp-fedavg-client": Method(FedAvg, "FedAvg, clipped and noised updates", "002", {}, CLIENT),
-    "dp-fedavg-ft": Method(FedAvg, "… then each client tunes for itself", "002", {}, {**CLIENT, **TUNED}),
-    "dp-fedsam-client": Method(FedSAM, "FedSAM, clipped and noised updates", "002", {"rho": 0.1}, CLIENT),
-    "dp-fedsam-ft": Method(FedSAM, "… then each client tunes for itself", "002", {"rho": 0.1},
+    "dp-fedavg-client": Method(FedAvg, "FedAvg, clipped and noised updates", "002", HEAVY_BALL, CLIENT),
+    "dp-fedavg-ft": Method(FedAvg, "… then each client tunes for itself", "002", HEAVY_BALL,
                            {**CLIENT, **TUNED}),
-    "centaur": Method(DP2FedSAM, "personal heads, SGD on the shared body", "002", {"rho": 0.0}, CLIENT),
-    "dp2-fedsam": Method(DP2FedSAM, "personal heads, SAM on the shared body", "002", {}, CLIENT),
+    "dp-fedsam-client": Method(FedSAM, "FedSAM, clipped and noised updates", "002",
+                               {**HEAVY_BALL, "rho": 0.1}, CLIENT),
+    "dp-fedsam-ft": Method(FedSAM, "… then each client tunes for itself", "002", {**HEAVY_BALL, "rho": 0.1},
+                           {**CLIENT, **TUNED}),
+    "centaur": Method(DP2FedSAM, "personal heads, SGD on the shared body", "002",
+                      {**HEAVY_BALL, "rho": 0.0}, CLIENT),
+    "dp2-fedsam": Method(DP2FedSAM, "personal heads, SAM on the shared body", "002", HEAVY_BALL, CLIENT),
     "dp-fedlamb": Method(FedAvg, "user-level DP for speech: per-layer clip, LAMB", "003", {}, PER_USER),
 }  # fmt: skip
 
@@ -147,6 +155,9 @@ def _checked(option: str, value: Any, kind: Any) -> Any:
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"method.{option}: must be a number (got {value!r})")
+        below = 1.0 if option.startswith("beta") or option == "momentum" else float("inf")
+        if not 0 <= value < below:
+            raise UserError(f"method.{option}: must be in [0, {below:g}) (got {value!r})")
         return float(value)
     if kind is bool and not isinstance(value, bool):
         raise UserError(f"method.{option}: must be true or false (got {value!r})")
@@ -178,6 +189,11 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
+        old = merged.get(key)
+        if not isinstance(value, Mapping) or not isinstance(old, Mapping):
+            merged[key] = value
+        elif "kind" in value and value["kind"] != old.get("kind"):
+            merged[key] = value  # another kind has other keys
+        else:
+            merged[key] = _merged(old, value)
     return merged

@@ -173,6 +173,8 @@ class LocalTraining(Section):
     batch: PositiveInt
     steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
+    weight_decay: NonNegativeFloat = 0.0
+    """λ of an L2 term on each gradient; AdamW methods have a decoupled one of their own."""
     clip: PositiveFloat | None = None
     """Largest norm of a step's gradient (for stability; privacy has a clip of its own)."""
     schedule: AnySchedule = ConstantSchedule()

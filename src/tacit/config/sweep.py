@@ -89,11 +89,14 @@ def slug(point: Point) -> str:
 
     >>> slug({"method": "dp-fedavg", "local.lr": 0.1, "seed": 2})
     'method=dp-fedavg,lr=0.1,seed=2'
+    >>> slug({"method": {"name": "fedprox", "mu": 0.1}})
+    'method=fedprox+mu=0.1'
     """
     parts = []
     for key, value in point.items():
-        shown = value.get("name", value) if isinstance(value, dict) else value
-        parts.append(f"{key.rpartition('.')[2]}={shown}")
+        if isinstance(value, dict):
+            value = "+".join(str(v) if k in ("name", "kind") else f"{k}={v}" for k, v in value.items())
+        parts.append(f"{key.rpartition('.')[2]}={value}")
     return re.sub(r"[^\w.,=+-]+", "-", ",".join(parts)) or "run"
 
 

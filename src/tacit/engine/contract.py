@@ -28,6 +28,8 @@ class Order:
 
     round: int
     lr: float
+    steps: int = 1
+    """Local steps of a client of average size, K."""
     decay: float = 1.0
     """The local schedule's factor, already in `lr`."""
     weighted: bool = False
@@ -69,6 +71,8 @@ class Report:
     finite: bool
     remembers: bool
     """It wrote a memory for the next time it is drawn."""
+    notes: dict[str, float]
+    """Means of what the algorithm noted in its steps."""
     seconds: float
 
 

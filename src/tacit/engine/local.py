@@ -25,6 +25,8 @@ class Local:
     batch: int
     steps: int | None = None
     epochs: int | None = None
+    weight_decay: float = 0.0
+    """λ of an L2 term: adds λ y to every gradient (AdamW methods decouple their own)."""
     clip: float | None = None
     """Largest norm of a step's mean gradient; a matter of stability, not of privacy."""
 
@@ -87,11 +89,17 @@ class PrivateGradients:
     clipped: ClippedGradient
     coins: np.random.Generator
     noise: Noise
+    examples: int
     batches_per_step: int = 1
 
     @property
+    def expected_batch(self) -> float:
+        """The constant divisor B: a client with fewer records than the batch size has a batch of them all."""
+        return batch_sampling(self.examples, self.local.batch).rate * self.examples
+
+    @property
     def noise_variance(self) -> float:
-        return (self.privacy.std() / self.local.batch) ** 2
+        return (self.privacy.std() / self.expected_batch) ** 2
 
     def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
         rate = batch_sampling(examples, self.local.batch).rate
@@ -103,5 +111,5 @@ class PrivateGradients:
         bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
         clipped = self.clipped if scale is None else ClippedGradient(flat, precondition=scale)
         result = clipped(batch, task.losses, bound)
-        self.privacy.privatize_(flat.grad, self.noise, self.local.batch)
+        self.privacy.privatize_(flat.grad, self.noise, self.expected_batch)
         return result.loss_sum / max(len(result.norms), 1)

@@ -45,11 +45,12 @@ class LocalWork:
         self.travel = 0.0
         self.count = 0
         self.examples = len(indices)
-        self.steps_before = order.round * local.nominal_steps(self.examples)
+        self.steps_before = order.round * order.steps
         self._flat, self._task, self._records, self._local = flat, task, records, local
         self._gradients, self._lr, self._queries, self._public = gradients, order.lr, queries, public
         self._initial_personal = initial_personal
-        self._descent = descent if local.clip is None else None
+        self._descent = descent if local.clip is None and not local.weight_decay else None
+        self._noted: dict[str, list[float]] = {}
         # A client's records are gathered once, in their stored form; a batch is then a cheap row selection.
         self._data = records.take(indices)
         self._rows: Iterator[NDArray[np.int64]] = iter(())
@@ -62,6 +63,11 @@ class LocalWork:
     def loss(self) -> float:
         """Mean training loss over the gradients asked for."""
         return float(torch.cat(self._losses).mean()) if self._losses else 0.0
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """The mean of each number that the algorithm noted."""
+        return {name: sum(values) / len(values) for name, values in self._noted.items()}
 
     @property
     def noise_variance(self) -> float:
@@ -92,6 +98,8 @@ class LocalWork:
             raise RuntimeError("the algorithm asks for more batches than its `batches` announces")
         self._fill(scale)
         grad = self._flat.grad[: self.layout.shared]
+        if self._local.weight_decay:
+            grad.add_(self._flat.shared, alpha=self._local.weight_decay)
         if self._local.clip is not None:
             norm = torch.linalg.vector_norm(grad)
             grad.mul_(self._local.clip / norm.clamp(min=self._local.clip))
@@ -104,6 +112,9 @@ class LocalWork:
         with torch.enable_grad():
             losses = self._descent(self._batch, self._task.losses, lr)
         self._losses.append(losses.mean().view(1))
+
+    def note(self, name: str, value: float) -> None:
+        self._noted.setdefault(name, []).append(value)
 
     def personal_gradient(self) -> Tensor:
         with _frozen(self._flat.module, {s.name for s in self.layout.shared_segments}):

@@ -146,6 +146,7 @@ class Worker:
             norm=norm,
             finite=finite,
             remembers=finite and bool(memory),
+            notes=work.notes,
             seconds=time.perf_counter() - start,
         )
 
@@ -170,6 +171,7 @@ class Worker:
             self._clipped,
             job.privacy.coins(*name, 0),
             job.privacy.source(*name, 1),
+            len(job.population.train(client)),
             job.algorithm.batches,
         )
 

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from tacit import randomness
@@ -109,6 +111,7 @@ class Federation:
         self.memory_store = MemoryStore(job.memory)
         values = read_values(job.model, self.layout)
         buffers = read_buffers(job.model)
+        self._personal = values[self.layout.shared :].clone()
         self.optimizer = ServerOptimizer(
             settings.server_optimizer,
             values[: self.layout.shared].float(),
@@ -166,12 +169,21 @@ class Federation:
             self.release.close()
             for tracker in self.trackers:
                 tracker.close()
-        write_values(self.job.model, self.layout, self.state["theta"])
+        # The server's model: a personal part is the initial one, whichever client was played last.
+        write_values(self.job.model, self.layout, torch.cat([self.state["theta"], self._personal]))
         if BUFFERS in self.state:
             write_buffers(self.job.model, self.state[BUFFERS])
         metrics = read_metrics(self.folder / "metrics.jsonl")
         finished = self.round == settings.rounds or self.stopped is not None
         return Result(self.folder, self.job.model, metrics, finished, self.stopped)
+
+    @cached_property
+    def _nominal_steps(self) -> int:
+        """K: the local steps of a client of average size."""
+        job = self.job
+        return job.local.nominal_steps(
+            float(np.mean(job.population.sizes)) if job.local.steps is None else 0.0
+        )
 
     def _warnings(self) -> list[str]:
         if self.job.privacy is None:
@@ -197,7 +209,9 @@ class Federation:
         cohort = self.release.draw(self.round)
         if cohort is None:
             return None
-        order = self.release.prepare(Order(self.round, lr, decay, settings.weighted), cohort)
+        order = self.release.prepare(
+            Order(self.round, lr, self._nominal_steps, decay, settings.weighted), cohort
+        )
         message = self._message()
         visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in cohort]
         total, reports = engine.sum(order, message, visits, self._progress(len(visits)))
@@ -221,11 +235,10 @@ class Federation:
 
     def _step(self, mean: Vectors, lr: float) -> None:
         settings, job = self.settings, self.job
-        examples = float(np.mean(job.population.sizes)) if job.local.steps is None else 0.0
         view = _Round(
             index=self.round,
             fraction=self.release.expected / len(job.population),
-            travel=lr * job.local.nominal_steps(examples),
+            travel=lr * self._nominal_steps,
             optimizer=self.optimizer,
             lr_factor=settings.server_schedule(self.round),
             theta=self.state["theta"],
@@ -251,6 +264,8 @@ class Federation:
             record["train_loss"] = sum(r.loss * r.steps for r in finite) / max(steps, 1)
             record["update_norm"] = sum(r.norm for r in finite) / len(finite)
             record["examples"] = sum(r.examples for r in finite)
+            for name in finite[0].notes:
+                record[name] = sum(r.notes.get(name, 0.0) for r in finite) / len(finite)
         if len(finite) < len(reports):
             record["skipped"] = sorted(r.client for r in reports if not r.finite)
         record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in message.values())

@@ -199,7 +199,7 @@ class Privacy:
         expected = self.sampling.expected(population)
         return self.adaptive.moved(bound, self.adaptive.share(within, arrived, expected, noise))
 
-    def privatize_(self, gradients: Tensor, noise: Noise, batch: int) -> Tensor:
+    def privatize_(self, gradients: Tensor, noise: Noise, batch: float) -> Tensor:
         """Example level: the private gradient g̃ = (1/B)[Σ clip_C(g_j) + N(0, σ²C² I)], in place.
 
         `gradients` is the sum of clipped gradients over a Poisson batch (zeros if it was empty), and B the
