@@ -33,5 +33,20 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	@$(BIN)/ruff format --check src tests bench
 	@$(BIN)/mypy
 
+# The peers live in an environment of their own, never in the user's. Torch first: a peer must not pick it.
+.venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt
+	@echo "Setting up .venv-bench (once; about three minutes)…"
+	@test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/python -m pip --disable-pip-version-check -q install \
+		torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@.venv-bench/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt \
+		-e '.[transformers]' -r bench/requirements.txt
+	@touch $@
+
+bench: .venv-bench/.installed  ## speed and memory against peers (about ten minutes; best on a quiet machine)
+	@.venv-bench/bin/python bench/simulation.py
+	@.venv-bench/bin/python bench/gradients.py
+	@.venv-bench/bin/python bench/privacy.py
+
 clean:  ## remove the environments and caches (runs stay)
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache
