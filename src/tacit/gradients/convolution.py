@@ -10,7 +10,7 @@ product of two patches is a sum over the kernel of products of single pixels, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -78,10 +78,10 @@ class Patches:
         if top or left:
             total = F.pad(total, (left, left, top, top) * 2)
         # The window is a rectangle, so it is summed along one axis after the other.
-        columns = _windows(g.kernel[1], g.dilation[1], g.stride[1], width)
-        total = _sum_of(total[:, :, :, w, :, w] for w in columns)
         rows = _windows(g.kernel[0], g.dilation[0], g.stride[0], height)
-        return _sum_of(total[:, :, w, :, w, :] for w in rows)
+        total = _sum_of([total[:, :, w, :, w, :] for w in rows])
+        columns = _windows(g.kernel[1], g.dilation[1], g.stride[1], width)
+        return _sum_of([total[:, :, :, w, :, w] for w in columns])
 
     def add_weighted(self, factors: Tensor, out: Tensor) -> None:
         weighted = self.grad * factors.view(-1, 1, 1, 1)
@@ -100,18 +100,17 @@ class Patches:
         return (self.x.numel() + self.grad.numel()) * self.x.element_size()
 
 
-def _windows(kernel: int, dilation: int, stride: int, outputs: int) -> Iterator[slice]:
+def _windows(kernel: int, dilation: int, stride: int, outputs: int) -> list[slice]:
     """Where each element of the kernel lies as the kernel walks along one axis."""
-    for k in range(kernel):
-        yield slice(k * dilation, k * dilation + (outputs - 1) * stride + 1, stride)
+    last = (outputs - 1) * stride + 1
+    return [slice(k * dilation, k * dilation + last, stride) for k in range(kernel)]
 
 
-def _sum_of(tensors: Iterator[Tensor]) -> Tensor:
-    total = next(tensors).contiguous()
-    first = True
-    for tensor in tensors:
-        total = total + tensor if first else total.add_(tensor)
-        first = False
+def _sum_of(views: Sequence[Tensor]) -> Tensor:
+    """The sum of views of one tensor, as a new tensor."""
+    total = views[0] + views[1] if len(views) > 1 else views[0].clone()
+    for view in views[2:]:
+        total += view
     return total
 
 

@@ -13,6 +13,7 @@ True
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -176,3 +177,27 @@ class Rows:
     @property
     def bytes(self) -> int:
         return prod(self.lookups) * self.values.shape[1] * self.values.element_size()
+
+
+def sum_of(forms: Sequence[PerRecord]) -> PerRecord:
+    """Several uses of one parameter as one: per-record gradients add up, their norms do not."""
+    if len(forms) == 1:
+        return forms[0]
+    total = forms[0].explicit()
+    for form in forms[1:]:
+        total += form.explicit()
+    return Explicit(total)
+
+
+def sum_by_record(grad: Tensor, shape: Sequence[int], records: int) -> Tensor:
+    """Each record's gradient of a tensor of `shape` that was broadcast to `grad.shape`: [B, *shape]."""
+    padded = [1] * (grad.dim() - len(shape)) + list(shape)
+    split = grad.reshape(records, -1, *grad.shape[1:])
+    if padded[0] == 1:
+        split = split.sum(1, keepdim=True)
+    else:
+        # One copy for each record was there already: record j's gradient lives in its own rows alone.
+        blocks = split.new_zeros(records, *split.shape)
+        blocks[torch.arange(records), torch.arange(records)] = split
+        split = blocks.flatten(1, 2)
+    return split.sum_to_size([records, *padded]).reshape(records, *shape)

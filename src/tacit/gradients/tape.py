@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from tacit.gradients.plain import Batch, batch_size
-from tacit.gradients.records import Explicit, PerRecord
+from tacit.gradients.records import Explicit, PerRecord, sum_by_record, sum_of
 
 Rule = Callable[..., Any]
 """rule(tape, function, *args, **kwargs): what `function` returns, with its parameters under watch."""
@@ -255,7 +255,7 @@ class Tape(TorchFunctionMode):
         """For each parameter its per-record gradients and their squared norms; None where it has no part."""
         if losses.requires_grad:
             # Asking for the anchor alone keeps autograd from touching any parameter's own `.grad`.
-            torch.autograd.grad(losses.sum(), self.anchor, allow_unused=True)
+            torch.autograd.grad(losses, self.anchor, torch.ones_like(losses), allow_unused=True)
         for target, parameters, grads in self._lifted:
             for index, pulled in zip(
                 sorted(parameters), self._pull_back(target, parameters, grads), strict=True
@@ -307,30 +307,6 @@ def tensors_in(*values: object) -> list[Tensor]:
         elif isinstance(value, dict):
             found += tensors_in(*value.values())
     return found
-
-
-def sum_of(forms: Sequence[PerRecord]) -> PerRecord:
-    """Several uses of one parameter as one: per-record gradients add up, their norms do not."""
-    if len(forms) == 1:
-        return forms[0]
-    total = forms[0].explicit()
-    for form in forms[1:]:
-        total += form.explicit()
-    return Explicit(total)
-
-
-def sum_by_record(grad: Tensor, shape: Sequence[int], records: int) -> Tensor:
-    """Each record's gradient of a tensor of `shape` that was broadcast to `grad.shape`: [B, *shape]."""
-    padded = [1] * (grad.dim() - len(shape)) + list(shape)
-    split = grad.reshape(records, -1, *grad.shape[1:])
-    if padded[0] == 1:
-        split = split.sum(1, keepdim=True)
-    else:
-        # One copy for each record was there already: record j's gradient lives in its own rows alone.
-        blocks = split.new_zeros(records, *split.shape)
-        blocks[torch.arange(records), torch.arange(records)] = split
-        split = blocks.flatten(1, 2)
-    return split.sum_to_size([records, *padded]).reshape(records, *shape)
 
 
 def _function_name(func: Any) -> str:
