@@ -1,20 +1,20 @@
 """A sweep from the command line: many runs, side by side, with one progress display.
 
-Each run is a process of its own with one thread; as many run at once as there are cores. Finished runs are
-never run again and interrupted ones go on, so the same command continues a sweep that was stopped.
+As many runs go on at once as there are cores, each in a process with one thread. Finished runs are never run
+again and interrupted ones go on, so the same command continues a sweep that was stopped.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -31,8 +31,6 @@ from tacit.errors import UserError
 if TYPE_CHECKING:
     from tacit.config.sweep import Point, Sweep
 
-CHILD = "from tacit.cli.sweep import child; child()"
-
 
 @dataclass(frozen=True)
 class Task:
@@ -41,11 +39,6 @@ class Task:
     folder: Path
     point: Point
     rounds: int
-
-    @property
-    def log(self) -> Path:
-        """What the run printed."""
-        return self.folder.with_name(self.folder.name + ".log")
 
     def finished(self) -> bool:
         return (self.folder / "finished").exists()
@@ -102,12 +95,11 @@ def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:
 
 def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, jobs: int) -> None:
     waiting = [task for task in tasks if not task.finished()]
-    running: list[tuple[Task, subprocess.Popen[bytes]]] = []
-    failed: list[Task] = []
-    total = sum(task.rounds for task in tasks)
+    if not waiting:
+        return
     columns = (
         TextColumn(f"{title:<7}"),
-        BarColumn(20),
+        BarColumn(16),
         TextColumn("{task.fields[runs]}"),
         MofNCompleteColumn(),
         TextColumn("rounds"),
@@ -115,16 +107,14 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
         TimeRemainingColumn(),
     )
     said = time.monotonic()
+    # Processes that start afresh, not forks: a fork would inherit torch's threads in an unknown state.
+    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=get_context("spawn"))
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        line = bar.add_task(title, total=total, runs="")
+        line = bar.add_task(title, total=sum(task.rounds for task in tasks), runs="")
         try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    task = waiting.pop(0)
-                    running.append((task, _start(sweep, task)))
+            futures = {t.folder.name: pool.submit(play, sweep.base, t.point, str(t.folder)) for t in waiting}
+            while not all(future.done() for future in futures.values()):
                 time.sleep(0.2)
-                failed += [task for task, process in running if process.poll()]
-                running = [(task, process) for task, process in running if process.poll() is None]
                 done = sum(task.finished() for task in tasks)
                 bar.update(
                     line, completed=sum(t.rounds_done() for t in tasks), runs=f"{done}/{len(tasks)} runs,"
@@ -133,45 +123,28 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
                     said = time.monotonic()
                     console.print(f"{title}: {done}/{len(tasks)} runs done")
         finally:
-            for _, process in running:
-                process.terminate()  # each finishes its round and saves
-            for _, process in running:
-                process.wait()
+            pool.shutdown(cancel_futures=True)  # runs under way finish their round and save
+    _refuse_failures(futures)
+
+
+def _refuse_failures(futures: Mapping[str, Future[bool]]) -> None:
+    failed = {name: error for name, future in futures.items() if (error := future.exception()) is not None}
     if failed:
-        log = failed[0].log
-        reason = log.read_text(encoding="utf-8").strip().splitlines()[-1:] or ["no message"]
-        raise UserError(
-            f"{len(failed)} of {len(tasks)} runs failed; the first, {failed[0].folder.name}: {reason[0]}"
-        )
+        name, error = next(iter(failed.items()))
+        raise UserError(f"{len(failed)} of {len(futures)} runs failed; the first, {name}: {error}")
+    if not all(future.result() for future in futures.values()):
+        raise KeyboardInterrupt
 
 
-def _start(sweep: Sweep, task: Task) -> subprocess.Popen[bytes]:
-    task.folder.parent.mkdir(parents=True, exist_ok=True)
-    order = {"base": sweep.base, "point": task.point, "folder": str(task.folder)}
-    with task.log.open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", CHILD, json.dumps(order)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        )
-
-
-def child() -> None:
-    """One run of a sweep, in a process of its own."""
+def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
+    """One run of a sweep, in a process of its own; whether it came to its end."""
     from tacit import api
 
-    order = json.loads(sys.argv[1])
-    folder = Path(order["folder"])
-    try:
-        if (folder / api.CONFIG).exists():
-            result = api.resume(folder)
-        else:
-            overrides = {**order["point"], "engine": {"workers": 0}}
-            result = api.run(api.load(order["base"], overrides), folder)
-    except UserError as error:
-        print(error)
-        sys.exit(2)
+    folder = Path(folder_name)
+    if (folder / api.CONFIG).exists():
+        result = api.resume(folder)
+    else:
+        result = api.run(api.load(base, {**point, "engine": {"workers": 0}}), folder)
     if result.finished:
         (folder / "finished").touch()
+    return result.finished

@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from tacit.config.loading import load
+from tacit.config.methods import build_algorithm
 from tacit.config.schema import Config
 from tacit.errors import UserError
 
@@ -78,7 +79,8 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     for point in sweep.points:
         for candidate in (point, *sweep.candidates(point)):
             try:
-                sweep.config(candidate)
+                method = sweep.config(candidate).method
+                build_algorithm(method.name, method.options)
             except UserError as error:
                 raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
     return sweep

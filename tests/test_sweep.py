@@ -1,0 +1,77 @@
+"""One config, many runs, one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from test_cli import GOOD, tacit
+
+SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 0.1") + (
+    "name: mini\n"
+    "sweep:\n"
+    "  method: [fedavg, {name: dp-fedavg-client, momentum: 0.0}]\n"
+    "  seed: [0, 1]\n"
+    "  tune: {local.lr: [0.0001, 0.1]}\n"
+)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    return lambda *arguments: tacit(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+
+@pytest.mark.slow
+def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    code, out, err = command("run", file, "--json")
+    assert code == 0, err
+    rows = {row["label"].split(",")[0]: row for row in json.loads(out)}
+    assert rows.keys() == {"fedavg", "dp-fedavg-client"}
+    assert all(row["seeds"] == 2 for row in rows.values())
+    assert rows["fedavg"]["epsilon"] is None
+    assert rows["dp-fedavg-client"]["epsilon"]["mean"] <= 1.0
+    chosen = json.loads(Path("runs/mini/tuned.json").read_text())
+    assert chosen["method=fedavg"] == {"local.lr": 0.1}, "a rate that learns beats one that does not move"
+
+    finished = {p: p.stat().st_mtime_ns for p in Path("runs/mini").rglob("metrics.jsonl")}
+    assert len(finished) == 4 + 4, "two rates for each of two methods, then two seeds of each"
+    code, again, _ = command("run", file, "--json")
+    assert json.loads(again) == json.loads(out)
+    assert finished == {p: p.stat().st_mtime_ns for p in Path("runs/mini").rglob("metrics.jsonl")}
+
+    code, out, _ = command("compare", "runs/mini", "--picture", "curves.png")
+    assert code == 0
+    assert "fedavg" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert Path("curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[fedavg, {name: dp-fedavg-client, momentum: 0.0}]", "fedavg", "sweep.method: give a list"),
+        ("fedavg, {", "fedavgg, {", "sweep point method=fedavgg"),
+        ("  validation: 0.2\n", "", "set data.validation"),
+        ("local.lr: [0.0001, 0.1]", "local.lr: [0.0001, -1]", "local.lr: must be greater than 0"),
+    ],
+)
+def test_every_point_is_checked_before_the_first_run(
+    command, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    assert old in SWEEP
+    file.write_text(SWEEP.replace(old, new))
+    code, _, err = command("run", file)
+    assert code == 2
+    assert message in err
+    assert not Path("runs").exists()
+
+
+def test_compare_refuses_what_is_no_run(command) -> None:
+    code, _, err = command("compare", "nowhere")
+    assert code == 2
+    assert "no run there" in err
