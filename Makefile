@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench results clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -34,12 +34,12 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	@$(BIN)/mypy
 
 # The peers live in an environment of their own, never in the user's. Torch first: a peer must not pick it.
-.venv-bench/.installed: pyproject.toml constraints.txt bench/requirements.txt
+.venv-bench/.installed: pyproject.toml bench/constraints.txt bench/requirements.txt
 	@echo "Setting up .venv-bench (once; about three minutes)…"
 	@test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/python -m pip --disable-pip-version-check -q install \
-		torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@.venv-bench/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt \
+		torch==$$(sed -n 's/^torch==//p' bench/constraints.txt)
+	@.venv-bench/bin/python -m pip --disable-pip-version-check -q install -c bench/constraints.txt \
 		-e '.[transformers]' -r bench/requirements.txt
 	@touch $@
 
@@ -47,6 +47,12 @@ bench: .venv-bench/.installed  ## speed and memory against peers (about ten minu
 	@.venv-bench/bin/python bench/simulation.py
 	@.venv-bench/bin/python bench/gradients.py
 	@.venv-bench/bin/python bench/privacy.py
+
+results: $(VENV)/.installed  ## the comparisons of docs/results.md (about three hours on two cores)
+	@for part in example-level client-level not-private; do \
+		$(BIN)/tacit run recipes/small/results-$$part.yaml && \
+		$(BIN)/tacit compare runs/results-$$part --picture docs/results-$$part.png || exit 1; \
+	done
 
 clean:  ## remove the environments and caches (runs stay)
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache
