@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,8 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
     )
     said = time.monotonic()
     # Processes that start afresh, not forks: a fork would inherit torch's threads in an unknown state.
-    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=get_context("spawn"))
+    context = get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=context, initializer=_leave_with_parent)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         line = bar.add_task(title, total=sum(task.rounds for task in tasks), runs="")
         try:
@@ -134,6 +136,18 @@ def _refuse_failures(futures: Mapping[str, Future[bool]]) -> None:
         raise UserError(f"{len(failed)} of {len(futures)} runs failed; the first, {name}: {error}")
     if not all(future.result() for future in futures.values()):
         raise KeyboardInterrupt
+
+
+def _leave_with_parent() -> None:
+    """A sweep that was killed must not leave processes behind that wait for work for ever."""
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
