@@ -1,0 +1,218 @@
+"""Private steps beside plain ones, and beside Opacus: time and memory as multiples of a plain SGD step.
+
+    python bench/gradients.py                      every model; about fifteen minutes on two quiet cores
+    python bench/gradients.py --models cnn vit_tiny --rounds 7
+
+Time: all methods take turns in one process, and the best of several rounds counts. Memory: each method
+runs three steps in a process of its own; the figure is the peak of its resident memory (VmHWM) above
+what was resident before the first step, with model, flat vectors and batch loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit.gradients import Batch, ClippedGradient, Losses, plain_gradient
+from tacit.models import build
+from tacit.vector import Flat
+
+GOALS = {  # time, memory
+    "resnet18": (1.3, 1.4),
+    "cnn": (1.3, 1.4),
+    "vit_tiny": (1.25, 1.3),
+    "roberta": (1.3, 1.3),
+    "roberta-lora": (1.05, 1.05),
+}
+METHODS = ("plain", "tacit", "hooks", "ew", "ghost")
+LR, BOUND = 1e-6, 1.0
+
+
+def classify(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch["x"]), batch["y"], reduction="none")
+
+
+def classify_text(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(input_ids=batch["x"]).logits, batch["y"], reduction="none")
+
+
+def problem(name: str) -> tuple[nn.Module, Batch, Losses]:
+    """A freshly initialised model, random records of the right shape, and the losses."""
+    torch.manual_seed(0)
+    if not name.startswith("roberta"):
+        model = build(name, shape=(3, 32, 32), classes=100 if name == "vit_tiny" else 10)
+        return model, {"x": torch.randn(50, 3, 32, 32), "y": torch.arange(50) % 10}, classify
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    config = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, num_labels=2)
+    text: nn.Module = RobertaForSequenceClassification(config).train()
+    if name == "roberta-lora":
+        from peft import LoraConfig, get_peft_model
+
+        adapters = LoraConfig(r=16, target_modules=["query", "value"], modules_to_save=["classifier"])
+        text = get_peft_model(text, adapters)
+    return text, {"x": torch.randint(3, 50000, (16, 128)), "y": torch.arange(16) % 2}, classify_text
+
+
+def step(method: str, name: str) -> Callable[[], None]:
+    """One SGD step of `method` on a fresh model, ready to run."""
+    model, batch, losses = problem(name)
+    if method in ("plain", "tacit"):
+        flat = Flat(model)
+        clipped = ClippedGradient(flat) if method == "tacit" else None
+
+        def ours() -> None:
+            if clipped is None:
+                plain_gradient(flat, batch, losses)
+            else:
+                clipped(batch, losses, BOUND)
+            flat.values.sub_(flat.grad, alpha=LR)
+
+        return ours
+    return opacus_step(method, model, batch, losses)
+
+
+def opacus_step(mode: str, model: nn.Module, batch: Batch, losses: Losses) -> Callable[[], None]:
+    """The same step by Opacus's own recipe for the mode, without noise."""
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleExpandedWeights, GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+
+    size = len(batch["y"])
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    options = {"noise_multiplier": 0.0, "max_grad_norm": BOUND, "expected_batch_size": size}
+    sgd = torch.optim.SGD(trainable, lr=LR)
+    if mode == "ghost":
+        fast = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=BOUND, use_ghost_clipping=True, loss_reduction="sum"
+        )
+        clip = DPOptimizerFastGradientClipping(sgd, loss_reduction="sum", **options)
+
+        def two_passes() -> None:
+            clip.zero_grad()
+            found = losses(fast, batch)
+            found.sum().backward(retain_graph=True)
+            clip.zero_grad()
+            factors = fast.get_clipping_coef()
+            fast.disable_hooks()
+            (found * factors).sum().backward()
+            fast.enable_hooks()
+            clip.step()
+
+        return two_passes
+    wrap = GradSampleModule if mode == "hooks" else GradSampleModuleExpandedWeights
+    sampled = wrap(model, loss_reduction="sum")
+    optimizer = DPOptimizer(sgd, loss_reduction="sum", **options)
+
+    def one_pass() -> None:
+        optimizer.zero_grad()
+        losses(sampled, batch).sum().backward()
+        optimizer.step()
+
+    return one_pass
+
+
+def times(name: str, methods: list[str], rounds: int) -> dict[str, float]:
+    """Best seconds of each method, all taking turns; a method that cannot run the model is left out."""
+    ready, best = {}, {}
+    for method in methods:
+        try:
+            ready[method] = step(method, name)
+            ready[method]()
+            best[method] = float("inf")
+        except Exception as error:
+            print(f"  {name}: {method} cannot: {str(error).splitlines()[0][:90]}", file=sys.stderr)
+            ready.pop(method, None)
+    for _ in range(rounds):
+        for method, run in ready.items():
+            start = time.perf_counter()
+            run()
+            best[method] = min(best[method], time.perf_counter() - start)
+    return best
+
+
+def status(field: str) -> float:
+    """A line of /proc/self/status, in MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return float(line.split()[1]) / 1024
+    return float("nan")
+
+
+def peak(name: str, method: str) -> float:
+    """MB that three steps take above the loaded model; meant to run in a process of its own."""
+    run = step(method, name)
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the model
+    for _ in range(3):
+        run()
+    return status("VmHWM") - before
+
+
+def peak_elsewhere(name: str, method: str, threads: int) -> float:
+    command = [sys.executable, __file__, "--peak", name, method, "--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(json.loads(done.stdout)) if done.returncode == 0 else float("nan")
+
+
+def machine() -> str:
+    cpu = next(
+        (
+            s.split(":")[1].strip()
+            for s in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in s
+        ),
+        platform.processor(),
+    )
+    return f"{cpu}, {os.cpu_count()} cores; torch {torch.__version__}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=list(GOALS), choices=list(GOALS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peak", nargs=2, metavar=("MODEL", "METHOD"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(given.threads)
+    if given.peak:
+        print(json.dumps(peak(*given.peak)))
+        return
+    methods = list(dict.fromkeys(["plain", "tacit", *given.methods]))
+    others = [m for m in methods if m not in ("plain", "tacit")]
+    print(f"{machine()}; {given.threads} threads\n")
+    print("Multiples of a plain SGD step (last column); hooks, ew and ghost are Opacus's modes.")
+    print(
+        f"{'model':13}{'':7}{'goal':>6}{'tacit':>8}" + "".join(f"{m:>8}" for m in others) + f"{'plain':>12}"
+    )
+    for name in given.models:
+        seconds = times(name, methods, given.rounds)
+        megabytes = {m: peak_elsewhere(name, m, given.threads) for m in seconds}
+        for what, found, goal, unit in (
+            ("time", seconds, GOALS[name][0], f"{seconds['plain']:.2f} s"),
+            ("memory", megabytes, GOALS[name][1], f"{megabytes['plain']:.0f} MB"),
+        ):
+            ratios = {m: found[m] / found["plain"] for m in found}
+            line = f"{name:13}{what:7}{goal:>6}{ratios['tacit']:>8.2f}"
+            line += "".join(f"{ratios[m]:>8.2f}" if m in ratios else f"{'–':>8}" for m in others)
+            print(f"{line}{unit:>12}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
