@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 from tacit.privacy.clipping import Bound
 from tacit.vector import Vectors
 
-SHARDS = 32
-"""Most shards a cohort is cut into: enough to balance many workers, few enough to cost nothing."""
+SHARDS, SHARD = 16, 8
+"""A cohort is cut into shards of `SHARD` clients, but into no fewer than `SHARDS` of them.
+
+Enough to keep many workers busy, few enough that adding the shards up costs nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Order:
 
     round: int
     lr: float
-    steps: int = 1
-    """Local steps of a client of average size, K."""
+    steps: int | None = 1
+    """Local steps of a client of average size, K; None where that is private."""
     decay: float = 1.0
     """The local schedule's factor, already in `lr`."""
     weighted: bool = False
@@ -120,5 +123,6 @@ def shards(visits: Sequence[Visit], sizes: NDArray[np.int64]) -> list[list[Visit
     if not visits:
         return []
     largest_first = sorted(visits, key=lambda visit: (-int(sizes[visit.client]), visit.client))
-    cuts = np.array_split(np.arange(len(visits)), min(SHARDS, len(visits)))
+    count = min(len(visits), max(SHARDS, len(visits) // SHARD))
+    cuts = np.array_split(np.arange(len(visits)), count)
     return [[largest_first[i] for i in cut] for cut in cuts]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from tacit.data import Batch, Records
 from tacit.engine.contract import Order
 from tacit.engine.local import Gradients, Local
-from tacit.gradients import plain_gradient
+from tacit.errors import UserError
+from tacit.gradients import batch_size, plain_gradient
 from tacit.gradients.plain import Descent
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors
@@ -45,7 +46,7 @@ class LocalWork:
         self.travel = 0.0
         self.count = 0
         self.examples = len(indices)
-        self.steps_before = order.round * order.steps
+        self._nominal = order.steps
         self._flat, self._task, self._records, self._local = flat, task, records, local
         self._gradients, self._lr, self._queries, self._public = gradients, order.lr, queries, public
         self._initial_personal = initial_personal
@@ -61,8 +62,9 @@ class LocalWork:
 
     @property
     def loss(self) -> float:
-        """Mean training loss over the gradients asked for."""
-        return float(torch.cat(self._losses).mean()) if self._losses else 0.0
+        """Mean training loss over the records that gradients were asked of."""
+        seen = torch.cat(self._losses) if self._losses else torch.zeros(0)
+        return float(seen.mean()) if len(seen) else 0.0
 
     @property
     def notes(self) -> dict[str, float]:
@@ -72,6 +74,10 @@ class LocalWork:
     @property
     def noise_variance(self) -> float:
         return self._gradients.noise_variance
+
+    @property
+    def steps_before(self) -> int:
+        return self.round * public_steps(self._nominal)
 
     def load(self, theta: Tensor) -> Tensor:
         y = self._flat.shared
@@ -111,7 +117,7 @@ class LocalWork:
             return
         with torch.enable_grad():
             losses = self._descent(self._batch, self._task.losses, lr)
-        self._losses.append(losses.mean().view(1))
+        self._losses.append(losses)
 
     def note(self, name: str, value: float) -> None:
         self._noted.setdefault(name, []).append(value)
@@ -138,7 +144,7 @@ class LocalWork:
             )
         with torch.enable_grad():
             loss = self._gradients.fill(self._flat, self._batch, self._task, scale)
-        self._losses.append(loss.view(1))
+        self._losses.append(loss.expand(batch_size(self._batch)))
 
     def _draw(self) -> bool:
         rows = next(self._rows, None)
@@ -149,6 +155,16 @@ class LocalWork:
         self._batch = self._records.prepare(batch)
         self._asked = 0
         return True
+
+
+def public_steps(steps: int | None) -> int:
+    """K, where it may be used: the average client's epochs would tell of its data without any noise."""
+    if steps is None:
+        raise UserError(
+            "local.epochs: this method scales by the steps of a client of average size, which client-level "
+            "privacy protects; set local.steps instead"
+        )
+    return steps
 
 
 @contextmanager
