@@ -47,4 +47,5 @@ class InProcess:
         return [self.worker.job.task.summarise(part) for part in parts if part]
 
     def close(self) -> None:
+        self.worker.forget()
         torch.set_num_threads(self._threads_before)

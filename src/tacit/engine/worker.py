@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from tacit.engine.work import LocalWork
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
 from tacit.privacy.mechanism import Privacy
+from tacit.privacy.noise import secret_state
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors, read_buffers
 
@@ -69,9 +71,12 @@ class Job:
 
     @cached_property
     def upload_sizes(self) -> dict[str, int]:
-        """Names and lengths of what each client sends."""
+        """Names and lengths of what each client sends.
+
+        Under a guarantee buffers stay as they were: statistics of records need noise, and would drown in it.
+        """
         sizes = dict(self.algorithm.uploads(self.layout))
-        if buffers := read_buffers(self.model).numel():
+        if self.privacy is None and (buffers := read_buffers(self.model).numel()):
             sizes[BUFFERS] = buffers
         return sizes
 
@@ -93,6 +98,14 @@ class Worker:
         self._clipped = ClippedGradient(self.flat) if example_level else None
         self._descent = None if example_level else Descent(self.flat)
         self._bits = np.random.PCG64(0)
+        # What one client leaves in the resident model must not reach the next one: not even integers, or
+        # buffers that no checkpoint holds.
+        self._fresh = [
+            (part._buffers, name, buffer, buffer._version, buffer.clone())
+            for part in self.flat.module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None and buffer._base is not self.flat.buffers
+        ]
 
     def sum(self, order: Order, message: Vectors, shard: Sequence[Visit], into: Vectors) -> list[Report]:
         """Train a shard's clients in turn and leave the weighted sum of their uploads in `into`."""
@@ -105,9 +118,8 @@ class Worker:
     def _visit(self, order: Order, message: Vectors, visit: Visit, into: Vectors) -> Report:
         start = time.perf_counter()
         job, flat, client = self.job, self.flat, visit.client
-        self._seed(randomness.torch_seed(job.seed, "client", order.round, client))
-        if flat.buffers.numel():
-            flat.buffers.copy_(message[BUFFERS])
+        self._seed(order, client)
+        self._reset_buffers(message)
         work = LocalWork(
             flat,
             job.task,
@@ -127,7 +139,7 @@ class Worker:
         except Exception as error:
             where = f"client {client}, round {order.round}, step {work.count}"
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
-        if flat.buffers.numel():
+        if BUFFERS in into:
             upload[BUFFERS] = flat.buffers
         norm = self._bound(order, client, upload)
         finite = math.isfinite(norm)
@@ -150,8 +162,29 @@ class Worker:
             seconds=time.perf_counter() - start,
         )
 
-    def _seed(self, seed: int) -> None:
+    def _reset_buffers(self, message: Vectors) -> None:
+        if self.flat.buffers.numel():
+            self.flat.buffers.copy_(message[BUFFERS])
+        self.forget()
+
+    def forget(self) -> None:
+        """Buffers that do not travel, as they were at first."""
+        for i, (owner, name, buffer, version, first) in enumerate(self._fresh):
+            if owner.get(name) is not buffer or buffer._version != version:
+                buffer.copy_(first)
+                owner[name] = buffer
+                self._fresh[i] = (owner, name, buffer, buffer._version, first)
+
+    def _seed(self, order: Order, client: int) -> None:
         """Seed torch for one client (dropout)."""
+        privacy = self.job.privacy
+        if self._clipped is not None and privacy is not None and not privacy.simulated:
+            # One record more or less moves the masks of those after it in a batch. That is covered if masks
+            # are coins like any other; whoever knew them could see far more than one clipped gradient.
+            torch.manual_seed(secrets.randbits(63))
+            torch.default_generator.set_state(secret_state())
+            return
+        seed = randomness.torch_seed(self.job.seed, "client", order.round, client)
         if self.flat.values.device.type == "cpu":
             # torch.manual_seed would also queue a call, with a stack trace, for every accelerator that this
             # process never uses: a third of a small client's time, and a list that grows for ever.
@@ -224,8 +257,7 @@ class Worker:
         """Put the server's model (and a client's personal part) into the resident model."""
         self.flat.shared.copy_(message["theta"])
         self.flat.personal.copy_(self._initial_personal if personal is None else personal)
-        if self.flat.buffers.numel():
-            self.flat.buffers.copy_(message[BUFFERS])
+        self._reset_buffers(message)
 
     def evaluate_chunk(self, chunk: int) -> dict[str, float]:
         """Sums of the task's metrics over one chunk of the common test set; call `load` first."""

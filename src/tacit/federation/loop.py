@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tacit import randomness
 from tacit.engine import BUFFERS, Engine, InProcess, Job, MemoryStore, Order, Pool, Report, Tune, Visit
 from tacit.engine.memory import NONE
+from tacit.engine.work import public_steps
 from tacit.errors import UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
@@ -88,10 +89,15 @@ class _Round:
 
     index: int
     fraction: float
-    travel: float
+    lr: float
+    steps: int | None
     optimizer: ServerOptimizer
     lr_factor: float
     theta: Tensor
+
+    @property
+    def travel(self) -> float:
+        return self.lr * public_steps(self.steps)
 
     def step(self, delta: Tensor) -> Tensor:
         if self.theta is not self.optimizer.theta:  # an algorithm that moved θ by itself before
@@ -169,21 +175,28 @@ class Federation:
             self.release.close()
             for tracker in self.trackers:
                 tracker.close()
-        # The server's model: a personal part is the initial one, whichever client was played last.
-        write_values(self.job.model, self.layout, torch.cat([self.state["theta"], self._personal]))
-        if BUFFERS in self.state:
-            write_buffers(self.job.model, self.state[BUFFERS])
+            # The server's model, also after an error: whoever goes on with this object must not find in it
+            # what the client that was played last has learnt.
+            write_values(self.job.model, self.layout, torch.cat([self.state["theta"], self._personal]))
+            if BUFFERS in self.state:
+                write_buffers(self.job.model, self.state[BUFFERS])
         metrics = read_metrics(self.folder / "metrics.jsonl")
         finished = self.round == settings.rounds or self.stopped is not None
         return Result(self.folder, self.job.model, metrics, finished, self.stopped)
 
     @cached_property
-    def _nominal_steps(self) -> int:
-        """K: the local steps of a client of average size."""
+    def _nominal_steps(self) -> int | None:
+        """K: the local steps of a client of average size; None if that would tell of protected clients."""
         job = self.job
+        if self._protects_clients and job.local.steps is None:
+            return None
         return job.local.nominal_steps(
             float(np.mean(job.population.sizes)) if job.local.steps is None else 0.0
         )
+
+    @property
+    def _protects_clients(self) -> bool:
+        return self.job.privacy is not None and self.job.privacy.unit == "client"
 
     def _warnings(self) -> list[str]:
         if self.job.privacy is None:
@@ -215,7 +228,10 @@ class Federation:
         message = self._message()
         visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in cohort]
         total, reports = engine.sum(order, message, visits, self._progress(len(visits)))
-        self._refuse_if_none_finite(reports)
+        if not self._protects_clients:
+            # A stop is an answer too. Under a client's protection the round is played to its end: clients
+            # who sent nothing of use count as zero, and the noise hides how many they were.
+            self._refuse_if_none_finite(reports)
         mean = self.release.mean(order, total, reports)
         if mean is not None:
             self._step(mean, lr)
@@ -238,14 +254,15 @@ class Federation:
         view = _Round(
             index=self.round,
             fraction=self.release.expected / len(job.population),
-            travel=lr * self._nominal_steps,
+            lr=lr,
+            steps=self._nominal_steps,
             optimizer=self.optimizer,
             lr_factor=settings.server_schedule(self.round),
             theta=self.state["theta"],
         )
         state = job.algorithm.server(self.state, mean, view)
         if BUFFERS in self.state:
-            state[BUFFERS] = mean[BUFFERS].clone()
+            state[BUFFERS] = mean.get(BUFFERS, self.state[BUFFERS]).clone()
         self.state = state
 
     def _refuse_if_none_finite(self, reports: Sequence[Report]) -> None:

@@ -109,6 +109,8 @@ class PrivateRelease:
     def __init__(self, privacy: Privacy, job: Job, weighted: bool) -> None:
         refuse_batch_norm(job.model, privacy.unit)
         refuse_weights(weighted, privacy.unit)
+        if job.privacy != privacy:
+            raise UserError("the job's privacy is not the release's, so clients would not do what is charged")
         self.privacy, self._job = privacy, job
         self._sizes = job.population.sizes
         self._population = len(job.population)
@@ -133,7 +135,16 @@ class PrivateRelease:
 
     def open(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.bound = float(state.get("bound", self.privacy.clip.bound))
+        saved = int(state.get("charges", 0))
+        if saved and not (folder / LEDGER).exists():
+            raise UserError(f"{folder / LEDGER} is gone, and with it what was spent; restore it, then resume")
         self.ledger = Ledger.open(folder / LEDGER, self.header)
+        if self._charges < saved:
+            self.close()
+            raise UserError(
+                f"{folder / LEDGER} holds {self._charges} charges where the checkpoint knows of {saved}; "
+                "restore the newest one, then resume"
+            )
         for entry in self.ledger.entries:
             for round in range(entry.round, entry.round + entry.times):
                 self._attempts[round] = self._attempts.get(round, 0) + 1
@@ -152,7 +163,10 @@ class PrivateRelease:
         return cohort
 
     def prepare(self, order: Order, cohort: NDArray[np.int64]) -> Order:
-        order = replace(order, attempt=self._attempts.get(order.round, 0), drawn=len(cohort))
+        refuse_weights(order.weighted, self.privacy.unit)
+        order = replace(order, attempt=self._attempts.get(order.round, 0))
+        if self.privacy.noise_at == "clients":
+            order = replace(order, drawn=len(cohort))  # only they need it: who took part is a secret
         if self.privacy.unit == "client":
             order = replace(
                 order, bound=self.privacy.bind(self._job.upload_sizes, self._job.layout, self.bound)
@@ -186,7 +200,7 @@ class PrivateRelease:
         return facts
 
     def state(self) -> dict[str, Any]:
-        return {"bound": self.bound}
+        return {"bound": self.bound, "charges": self._charges}
 
     def explain(self, folder: Path) -> None:
         write_statement(folder, self.privacy, self._open_ledger.entries, self._population)
@@ -194,6 +208,10 @@ class PrivateRelease:
     def close(self) -> None:
         if self.ledger is not None:
             self.ledger.close()
+
+    @property
+    def _charges(self) -> int:
+        return sum(entry.times for entry in self._open_ledger.entries)
 
     @property
     def _leaves_clients_noised(self) -> bool:

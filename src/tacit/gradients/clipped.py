@@ -44,6 +44,8 @@ Group = tuple[Sequence[slice] | Sequence[int], float]
 Bound = float | Sequence[Group]
 """C for all coordinates together, or one C for each group; groups cover every segment once."""
 
+SAFE = 1 - 2.0**-20
+"""Norms and factors are rounded; this keeps what is left of a record within C all the same."""
 LITTLE, MUCH = 16 * 2**20, 2 * 2**30
 """Bytes that a part of a batch may always take, and never may, when the size of the parts is not given."""
 
@@ -80,6 +82,11 @@ class ClippedGradient:
         self._precondition = precondition
         parameters = dict(self.flat.module.named_parameters())
         self._parameters = {s.name: parameters[s.name] for s in self.flat.layout.segments}
+        self._buffers = [
+            (f"{name}.{key}" if name else key, part._buffers, key)
+            for name, part in self.flat.module.named_modules()
+            for key in part._buffers
+        ]
         self._surveys: dict[object, Survey] = {}
         self._told = False
 
@@ -91,6 +98,7 @@ class ClippedGradient:
         """
         groups, bounds = _groups(self.flat, bound)
         size = batch_size(batch)
+        before = self._state()
         self.flat.grad.zero_()
         exact = self.flat.grad.dtype in (torch.float32, torch.float64)
         total = self.flat.grad if exact else self.flat.grad.float()
@@ -100,7 +108,7 @@ class ClippedGradient:
             with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
                 kept = part_norms.isfinite().all(1)
-                factors = (bounds.to(part_norms) / part_norms).clamp(max=1.0)
+                factors = (bounds.to(part_norms) * SAFE / part_norms).clamp(max=1.0)
                 if not bool(kept.all()):
                     factors = torch.where(kept.unsqueeze(1), factors, 0.0)
                     values = torch.where(kept, values, 0.0)
@@ -113,12 +121,29 @@ class ClippedGradient:
             norms.append(part_norms)
             loss_sum = loss_sum + values.sum()
             del forms  # before the next part needs the memory
+        self._refuse_if_changed(before)
         if total is not self.flat.grad:
             self.flat.grad.copy_(total)
         all_norms = torch.cat(norms)
         return ClippedResult(
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
         )
+
+    def _state(self) -> list[tuple[Tensor | None, int]]:
+        """Every buffer, and how often it was written to."""
+        buffers = [owner.get(key) for _, owner, key in self._buffers]
+        return [(buffer, 0 if buffer is None else buffer._version) for buffer in buffers]
+
+    def _refuse_if_changed(self, before: list[tuple[Tensor | None, int]]) -> None:
+        """A buffer that learns from records would carry them past the clipping, to later steps and out."""
+        for (name, _, _), (old, version), (new, now) in zip(
+            self._buffers, before, self._state(), strict=True
+        ):
+            if new is not old or now != version:
+                raise UserError(
+                    f"buffer {name!r} of the model changes as records pass, so it remembers them without "
+                    "clipping or noise; use a layer that keeps no statistics"
+                )
 
     def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, bool]]:
         """Slices of the batch, and whether they must take the slow road.

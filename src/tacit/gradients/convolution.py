@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.records import Explicit, PerRecord, in_full, zero_outside
+from tacit.gradients.records import Explicit, PerRecord, gram_squares, in_full, zero_outside
 from tacit.gradients.tape import Tape, Unsupported
 
 
@@ -67,8 +67,8 @@ class Patches:
         return torch.cat([Patches(x, grad, self.geometry)._squares() for x, grad in parts])
 
     def _squares(self) -> Tensor:
-        products = self._patch_gram().mul_(_gram(self.grad, self.geometry.groups))
-        return products.flatten(1).sum(1).clamp_min(0.0)
+        pairs = (self._patch_gram(), _gram(self.grad, self.geometry.groups))
+        return gram_squares(*[gram.flatten(4).flatten(2, 3) for gram in pairs])
 
     def _patch_gram(self) -> Tensor:
         """Products of all pairs of patches: [B, groups, H, W, H, W] over output pixels."""

@@ -51,7 +51,7 @@ class OsNoise:
 
     def add_(self, vector: Tensor, std: float) -> None:
         """Add N(0, std²) to each coordinate, in place."""
-        _add_normal_(vector, std, lambda: np.frombuffer(os.urandom(4 * _WORDS), dtype=np.uint32))
+        _add_normal_(vector, std, _os_words)
 
 
 class SeededNoise:
@@ -68,6 +68,15 @@ class SeededNoise:
 
     def _fresh(self) -> Words:
         return self._sequence.spawn(1)[0].generate_state(_WORDS).astype(np.uint32)
+
+
+def secret_state() -> Tensor:
+    """A whole state for torch's CPU generator that nobody can guess, for a model's own dice (dropout)."""
+    return _state(_os_words())
+
+
+def _os_words() -> Words:
+    return np.frombuffer(os.urandom(4 * _WORDS), dtype=np.uint32)
 
 
 def _add_normal_(vector: Tensor, std: float, fresh: Callable[[], Words]) -> None:

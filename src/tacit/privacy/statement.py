@@ -193,13 +193,19 @@ def _not_covered(privacy: Privacy) -> tuple[str, ...]:
     items = [
         "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact",
         "choosing hyper-parameters, the clipping bound or a checkpoint by looking at private data",
+        "what the run's folder holds beside the model: clients' memories, and which clients wrote one when",
+        "a run that ends because a client's code failed: that it did is seen, whatever data it failed on",
+        "the model before the first round and any public records: neither may come from protected data",
         "floating-point effects: noise is made of 24-bit uniforms by a generator seeded with true entropy",
     ]
     if privacy.unit == "example":
         items.append("how many records a client has, and which clients took part: both count as public")
         items.append("a person with several records: protection weakens with their number")
     else:
+        items.append("how many clients there are: the sampling rate is made from it, so it counts as public")
         items.append("a person who is several clients: protection weakens with their number")
+        if privacy.noise_at == "clients":
+            items.append("how many clients are in a cohort: each is told, to size its share of the noise")
     return tuple(items)
 
 
