@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -94,7 +97,28 @@ def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:
     return {key: best.point[key] for key in keys}
 
 
+def _refuse_other_settings(sweep: Sweep, tasks: Sequence[Task]) -> None:
+    """A folder that holds runs of other settings must not pass for the runs that are asked for."""
+    from tacit import api, config
+    from tacit.report.compare import differences
+
+    for task in tasks:
+        if not (task.folder / api.CONFIG).exists():
+            continue
+        there = config.load(task.folder / api.CONFIG, presets=False).model_dump(mode="json")
+        here = sweep.config(task.point).model_dump(mode="json")
+        if here["privacy"] and here["privacy"]["noise"] is None and there["privacy"]:
+            there["privacy"]["noise"] = None  # it was found for the budget, which is compared
+        changed = differences(there, here)
+        if changed:
+            raise UserError(
+                f"{task.folder} was run with other settings ({', '.join(changed)}); "
+                "choose another folder with --out, or remove this one"
+            )
+
+
 def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, jobs: int) -> None:
+    _refuse_other_settings(sweep, tasks)
     waiting = [task for task in tasks if not task.finished()]
     if not waiting:
         return
@@ -110,13 +134,25 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
     said = time.monotonic()
     # Processes that start afresh, not forks: a fork would inherit torch's threads in an unknown state.
     context = get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(waiting)), mp_context=context, initializer=_leave_with_parent)
+    jobs = min(jobs, len(waiting))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_with_parent)
+    futures: dict[str, Future[bool]] = {}
+
+    def feed() -> None:
+        # No more than can run: what a pool has queued it starts even after a Ctrl-C.
+        while waiting and sum(not future.done() for future in futures.values()) < jobs:
+            task = waiting.pop(0)
+            futures[task.folder.name] = pool.submit(play, sweep.base, task.point, str(task.folder))
+
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         line = bar.add_task(title, total=sum(task.rounds for task in tasks), runs="")
         try:
-            futures = {t.folder.name: pool.submit(play, sweep.base, t.point, str(t.folder)) for t in waiting}
+            with _deaf():  # processes started here inherit it; `play` listens while a run goes on
+                feed()
             while not all(future.done() for future in futures.values()):
                 time.sleep(0.2)
+                if not any(map(_interrupted, futures.values())):
+                    feed()
                 done = sum(task.finished() for task in tasks)
                 bar.update(
                     line, completed=sum(t.rounds_done() for t in tasks), runs=f"{done}/{len(tasks)} runs,"
@@ -124,9 +160,25 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
                 if not console.is_terminal and time.monotonic() - said > 30:
                     said = time.monotonic()
                     console.print(f"{title}: {done}/{len(tasks)} runs done")
+        except BrokenProcessPool:
+            pass  # the futures say which run it was
         finally:
             pool.shutdown(cancel_futures=True)  # runs under way finish their round and save
     _refuse_failures(futures)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C does nothing meanwhile."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(future: Future[bool]) -> bool:
+    return future.done() and future.exception() is None and not future.result()
 
 
 def _refuse_failures(futures: Mapping[str, Future[bool]]) -> None:
@@ -134,7 +186,7 @@ def _refuse_failures(futures: Mapping[str, Future[bool]]) -> None:
     if failed:
         name, error = next(iter(failed.items()))
         raise UserError(f"{len(failed)} of {len(futures)} runs failed; the first, {name}: {error}")
-    if not all(future.result() for future in futures.values()):
+    if any(map(_interrupted, futures.values())):
         raise KeyboardInterrupt
 
 
@@ -155,10 +207,16 @@ def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
     from tacit import api
 
     folder = Path(folder_name)
-    if (folder / api.CONFIG).exists():
-        result = api.resume(folder)
-    else:
-        result = api.run(api.load(base, {**point, "engine": {"workers": 0}}), folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        if (folder / api.CONFIG).exists():
+            result = api.resume(folder)
+        else:
+            result = api.run(api.load(base, {**point, "engine": {"workers": 0}}), folder)
+    except KeyboardInterrupt:  # before the first round; later ones finish and save
+        return False
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if result.finished:
         (folder / "finished").touch()
     return result.finished

@@ -86,6 +86,12 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     return sweep
 
 
+def load_one(file: Path, overrides: Mapping[str, Any]) -> Config:
+    """The config of a file; of a sweep, its first run."""
+    sweep = read_sweep(file, overrides)
+    return load(file, overrides) if sweep is None else sweep.config(sweep.points[0])
+
+
 def slug(point: Point) -> str:
     """A folder name for a point.
 

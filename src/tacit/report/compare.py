@@ -72,7 +72,7 @@ class Row:
 
 def find_runs(places: Iterable[Path]) -> list[Run]:
     """The runs in these folders: a run itself, or a sweep with runs inside (not those that only tuned)."""
-    runs = []
+    runs: dict[Path, Run] = {}  # a run that is named twice is one seed, not two
     for place in places:
         files = [place / CONFIG] if (place / CONFIG).exists() else sorted(place.glob(f"*/{CONFIG}"))
         if not files:
@@ -81,10 +81,10 @@ def find_runs(places: Iterable[Path]) -> list[Run]:
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
             metrics = read_metrics(file.parent / "metrics.jsonl")
             if metrics:
-                runs.append(Run(file.parent, config, metrics))
+                runs[file.parent.resolve()] = Run(file.parent, config, metrics)
     if not runs:
         raise UserError("none of these runs has finished a round yet")
-    return runs
+    return list(runs.values())
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
@@ -100,6 +100,16 @@ def rows(runs: Sequence[Run]) -> list[Row]:
         Row(_label(values, keys), tuple(members))
         for values, members in zip(flat, groups.values(), strict=True)
     ]
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Dotted keys that may change a result and differ between two resolved configs, with both values.
+
+    >>> differences({"seed": 0, "local": {"lr": 0.1}, "name": "a"}, {"seed": 0, "local": {"lr": 0.2}})
+    ['local.lr 0.1, not 0.2']
+    """
+    a, b = (_flat({k: v for k, v in c.items() if k not in SPEED}) for c in (one, other))
+    return [f"{key} {a.get(key)}, not {b.get(key)}" for key in {**a, **b} if a.get(key) != b.get(key)]
 
 
 def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
