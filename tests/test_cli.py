@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def test_run_then_refuse_then_resume(command, recipe: Path) -> None:
     assert "already holds a run" in err
     code, out, _ = command("resume", "here")
     assert code == 0
+    assert "all 2 rounds were played already" in out
+    code, out, _ = command("compare", "here", "here", "--json")
+    assert [row["seeds"] for row in json.loads(out)] == [1], "one run, though named twice"
+    code, out, _ = command("compare", "here")
+    assert "±" not in out, "one run has no spread"
+    code, _, err = command("statement", "here")
+    assert code == 2
+    assert "guarantees nothing" in err
 
 
 def test_json_is_one_object_on_standard_output(command, recipe: Path) -> None:
@@ -91,6 +100,10 @@ BAD = [
     (["--set", "method.mu=1"], "method.mu: fedavg has no such option"),
     (["--set", "model=resnet81"], "resnet18"),
     (["--set", "model.hiden=[8]"], "hiden"),
+    (["--set", "model.hidden=abc"], "model: mlp cannot be built with hidden: 'abc'"),
+    (["--set", "engine.workers=-1"], "engine.workers: must be"),
+    (["--sett", "rounds=1"], "No such option: --sett"),
+    (["--jobs", "0"], "see `tacit run --help`"),
     (["--set", "data.name=fashion-mnist-slize"], "fashion-mnist-slice"),
     (["--set", "data.partition.clients=20000"], "20000 clients"),
     (["--set", "cohort=41"], "cohort"),
@@ -140,13 +153,39 @@ def test_missing_things(command, recipe: Path) -> None:
         (("run", "nowhere.yaml"), "no such file"),
         (("resume", "nowhere"), "holds no run"),
         (("data", "nowhere.yaml"), "no such file"),
+        (("statement", "nowhere"), "holds no run"),
+        (("run", "."), "Is a directory"),
+        (("run",), "Missing argument"),
+        (("nonsense",), "No such command"),
     ):
         code, _, err = command(*arguments)
         assert code == 2
         assert message in err
-    code, _, err = command("run")
-    assert code == 2
-    assert "Traceback" not in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_no_arguments_show_the_help(command) -> None:
+    code, out, _ = command()
+    assert code == 0
+    assert "Usage" in out
+
+
+def test_a_unit_that_the_config_overrules_is_told(command, recipe: Path) -> None:
+    recipe.write_text(GOOD + "privacy: {unit: client, noise: 1, clip: 1, delta: 1.0e-3}\n")
+    code, out, _ = command("run", recipe, "--set", "method=dp-fedavg", "--set", "rounds=1")
+    assert code == 0
+    assert "meant for privacy.unit example" in " ".join(out.split())
+
+
+def test_an_interrupted_run_does_not_pass_for_a_finished_one(command, recipe: Path, monkeypatch) -> None:
+    from tacit.federation import Federation
+
+    real = Federation.run
+    monkeypatch.setattr(Federation, "run", lambda self: replace(real(self), finished=False))
+    for form in ((), ("--json",)):
+        code, out, _ = command("run", recipe, *form)
+        assert code == 130
+        assert "Stopped after round" in out or json.loads(out)["finished"] is False
 
 
 def test_a_damaged_checkpoint_is_said(command, recipe: Path) -> None:

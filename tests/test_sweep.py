@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +48,10 @@ def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> N
     assert json.loads(again) == json.loads(out)
     assert finished == {p: p.stat().st_mtime_ns for p in Path("runs/mini").rglob("metrics.jsonl")}
 
+    code, _, err = command("run", file, "--set", "rounds=3")
+    assert code == 2, "results of other settings must not pass for those asked for"
+    assert "rounds 2, not 3" in err
+
     code, out, _ = command("compare", "runs/mini", "--picture", "curves.png")
     assert code == 0
     assert "fedavg" in out
@@ -69,6 +78,44 @@ def test_every_point_is_checked_before_the_first_run(
     assert code == 2
     assert message in err
     assert not Path("runs").exists()
+
+
+def test_data_and_blocks_show_the_first_run_of_a_sweep(command, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    for name in ("data", "blocks"):
+        code, out, err = command(name, file, "--json")
+        assert code == 0, err
+        assert json.loads(out)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_sweep_and_starts_nothing_new(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        GOOD.replace("rounds: 2", "rounds: 100000") + "name: long\nsweep: {seed: [0, 1, 2, 3, 4]}\n"
+    )
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from tacit.cli import main\nif __name__ == '__main__': main()"
+    (tmp_path / "start.py").write_text(code)
+    arguments = [sys.executable, "start.py", "run", str(file), "--jobs", "2"]
+    sweep = subprocess.Popen(
+        arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        while len(list(tmp_path.glob("runs/long/*/metrics.jsonl"))) < 2:
+            assert sweep.poll() is None
+            time.sleep(0.1)
+        os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        _, err = sweep.communicate(timeout=60)
+    finally:
+        if sweep.poll() is None:
+            os.killpg(sweep.pid, signal.SIGKILL)
+    assert sweep.returncode == 130
+    assert err.strip().splitlines() == [
+        "tacit: stopped; every round that was finished is saved, the same command goes on"
+    ]
+    assert len(list(tmp_path.glob("runs/long/*/config.yaml"))) == 2, "the other three were never started"
 
 
 def test_compare_refuses_what_is_no_run(command) -> None:

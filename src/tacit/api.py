@@ -89,7 +89,12 @@ def resume(
 
 def statement(folder: str | Path) -> Statement:
     """What a run guarantees so far: a replay of its ledger."""
-    return read_statement(Path(folder))
+    folder = Path(folder)
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+    if configs.load(folder / CONFIG, presets=False).privacy is None:
+        raise UserError(f"{folder}: this run guarantees nothing: its config has no `privacy` section")
+    return read_statement(folder)
 
 
 def resolved(config: Config, job: Job) -> Config:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tacit.cli.compare import compare
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.errors import UserError
+
+if TYPE_CHECKING:
+    from tacit.config import Config
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+UsageError: Any = typer.BadParameter.__base__
+"""What typer raises for a wrong command, option or argument; it has no public name for it."""
 
 app = typer.Typer(
     name="tacit",
@@ -69,9 +78,10 @@ def run(
         return
     resolved = config.load(file, config.parse_overrides(overrides))
     folder = out or api.new_folder(resolved.name)
-    console.print(
-        f"[bold]{resolved.name}[/bold]: {resolved.method.name}, {resolved.rounds} rounds → {folder}"
-    )
+    what = f"{resolved.method.name}, {_rounds(resolved.rounds)}"
+    console.print(f"[bold]{resolved.name}[/bold]: {what} → {escape(str(folder))}")
+    if note := _unit_note(resolved):
+        console.print(f"[yellow]{note}[/yellow]")
     _finish(api.run(resolved, folder, trackers=_progress(console)), console, as_json)
 
 
@@ -80,12 +90,15 @@ def resume(folder: RunFolder, as_json: Json = False) -> None:
     """Go on with a run from its newest sound checkpoint.
 
     A run that was killed, interrupted or whose machine failed loses at most the rounds after its last
-    checkpoint, and ends with the very model it would have had.
+    checkpoint. Without privacy it ends with the very model it would have had; with it, the round that is
+    played again gets fresh noise and is charged again.
+
+    - `tacit resume runs/quickstart-20261115-214047`
     """
     from tacit import api
 
     console = _console(as_json)
-    console.print(f"resuming [bold]{folder}[/bold]")
+    console.print(f"resuming [bold]{escape(str(folder))}[/bold]")
     _finish(api.resume(folder, trackers=_progress(console)), console, as_json)
 
 
@@ -97,13 +110,21 @@ def data(
     limit: Annotated[int, typer.Option(min=1, help="Clients to list.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show what each client of a config holds: a table, and a picture of the label split."""
+    """Show what each client of a config holds: a table, and a picture of the label split.
+
+    Of a sweep, the first run's.
+
+    - `tacit data recipes/quickstart.yaml`
+
+    - `tacit data recipes/quickstart.yaml --set data.partition.alpha=0.1 --picture split.png`
+    """
     from tacit import config
     from tacit.config.build import build_dataset, build_population
+    from tacit.config.sweep import load_one
     from tacit.data import describe
 
     console = _console(as_json)
-    resolved = config.load(file, config.parse_overrides(overrides))
+    resolved = load_one(file, config.parse_overrides(overrides))
     dataset = build_dataset(resolved)
     population = build_population(resolved, dataset)
     labelled = dataset.train.labels is not None
@@ -123,6 +144,8 @@ def statement(folder: RunFolder, as_json: Json = False) -> None:
     """Say what a run guarantees: to whom, against whom, and what is not covered.
 
     ε is a replay of the run's ledger, so this also works for a run that is still going or was killed.
+
+    - `tacit statement runs/quickstart-20261115-214047`
     """
     from tacit import api
 
@@ -130,7 +153,7 @@ def statement(folder: RunFolder, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
-        _console(False).print(found.text())
+        _console(False).print(found.text(), markup=False)
 
 
 app.command()(compare)
@@ -155,8 +178,15 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
     from tacit.cli.sweep import run_sweep
     from tacit.report.compare import find_runs, rows, to_json
 
-    console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {folder}")
-    run_sweep(sweep, folder, console, jobs)
+    console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {escape(str(folder))}")
+    try:
+        run_sweep(sweep, folder, console, jobs)
+    except KeyboardInterrupt:
+        print(
+            "tacit: stopped; every round that was finished is saved, the same command goes on",
+            file=sys.stderr,
+        )
+        raise typer.Exit(INTERRUPTED) from None
     table = rows(find_runs([folder]))
     if as_json:
         print(json.dumps(to_json(table)))
@@ -170,9 +200,11 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     if as_json:
         summary = {"path": str(result.path), "finished": result.finished, "last": last}
         print(json.dumps(summary))
-        return
-    if not result.finished:
+    elif not result.finished:
         console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
+    if not result.finished:
+        raise typer.Exit(INTERRUPTED)  # so that a script does not take it for a finished run
+    if as_json:
         return
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
@@ -182,20 +214,46 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     if (result.path / "statement.json").exists():
         from tacit import api
 
-        console.print(api.statement(result.path).text(), style="dim")
-    console.print(f"Done: {done}{last['round']} rounds in {seconds:.0f} s, saved in {result.path}")
+        console.print(api.statement(result.path).text(), style="dim", markup=False)
     console.print(
-        "Next: tacit run … --set method=fedprox · tacit data … · README.md, “Your own model and data”"
+        f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
+
+
+def _rounds(number: int) -> str:
+    return f"{number:,} round" + "s" * (number != 1)
+
+
+def _unit_note(config: Config) -> str | None:
+    """A word when the config's own privacy section overrules the unit that `tacit methods` lists."""
+    from tacit.config.methods import METHODS
+
+    method = METHODS.get(config.method.name)
+    if method is None or method.unit == "none":
+        return None
+    if config.privacy is None:
+        return f"{config.method.name} without privacy: the config says privacy: null"
+    if config.privacy.unit != method.unit:
+        return (
+            f"{config.method.name} is meant for privacy.unit {method.unit}; "
+            f"this config sets {config.privacy.unit}, which is what is guaranteed"
+        )
+    return None
 
 
 def main() -> None:
     """The entry point: errors that are the user's to mend are one line."""
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
     try:
-        app()
+        code = app(prog_name="tacit", standalone_mode=False)
     except UserError as error:
         print(f"tacit: {error}", file=sys.stderr)
         sys.exit(2)
+    except UsageError as error:
+        command = error.ctx.command_path if error.ctx else "tacit"
+        print(f"tacit: {error.format_message().rstrip('.')}; see `{command} --help`", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
-        print("tacit: interrupted; the last checkpoint is safe, `tacit resume` goes on", file=sys.stderr)
-        sys.exit(130)
+        code = INTERRUPTED
+    sys.exit(code)

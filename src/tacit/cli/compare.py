@@ -55,9 +55,7 @@ def comparison(table: list[Row]) -> Table:
         shown.add_row(
             row.label,
             str(len(row.runs)),
-            _percent(row.last("accuracy")),
-            _percent(row.best("accuracy")),
-            _percent(row.own()),
+            *(_percent(s, len(row.runs)) for s in (row.last("accuracy"), row.best("accuracy"), row.own())),
             "–" if epsilon is None else f"{epsilon.mean:.2f}",
             f"{row.total('bytes_up') / 1e6:.0f}",
             f"{row.total('bytes_down') / 1e6:.0f}",
@@ -66,7 +64,9 @@ def comparison(table: list[Row]) -> Table:
     return shown
 
 
-def _percent(spread: Spread | None) -> str:
+def _percent(spread: Spread | None, runs: int) -> str:
     if spread is None:
         return "–"
+    if runs == 1:  # one run says nothing about the spread
+        return f"{100 * spread.mean:.1f}"
     return f"{100 * spread.mean:.1f}±{100 * spread.std:.1f}"

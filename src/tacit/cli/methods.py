@@ -13,6 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+PAPERS = {"000": "DP-FedAdamW", "002": "DP²-FedSAM", "003": "user-level DP for speech", "004": "FedAdamW"}
+"""The papers by the numbers that `paper` has."""
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -27,7 +30,9 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
     """List every method: its paper, its privacy unit, its traffic and what a client keeps.
 
     Traffic is measured: each method plays one client of a small transformer. 1× is the model, FedAvg's own.
-    Choose one with `method: NAME` in a config or `--set method=NAME`.
+    Choose one with `method: NAME` in a config or `--set method=NAME`:
+
+    - `tacit run recipes/quickstart.yaml --set method=scaffold --set privacy=null`
     """
     from tacit.config.methods import METHODS
 
@@ -59,7 +64,9 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
         table.add_row(
             name, method.paper, method.unit, f"{found.up:.1f}×", f"{found.down:.1f}×", keeps, method.summary
         )
-    Console(highlight=False, width=min(80, Console().width)).print(table)
+    console = Console(highlight=False, width=min(80, Console().width))
+    console.print(table)
+    console.print(" · ".join(f"{number} {name}" for number, name in PAPERS.items()))
 
 
 def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
@@ -104,9 +111,9 @@ def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
 
 def blocks(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config whose model to cut.")],
-    overrides: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE")] = [],  # noqa: B006
+    overrides: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = [],  # noqa: B006
     kind: Annotated[
-        str, typer.Option(help="architecture (000), fine (004), or tensor: one for each tensor.")
+        str, typer.Option(help="architecture (DP-FedAdamW's), fine (FedAdamW's), or one for each tensor.")
     ] = "architecture",
     limit: Annotated[int, typer.Option(min=1, help="Blocks to list.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
@@ -114,14 +121,19 @@ def blocks(
     """Show the blocks of a config's model: the groups of parameters that share one second moment.
 
     FedAdamW and DP-FedAdamW send one number a block instead of one for each coordinate.
+
+    - `tacit blocks recipes/quickstart.yaml --set model=vit-tiny`
+
+    - `tacit blocks recipes/quickstart.yaml --set model=vit-tiny --kind fine --limit 5`
     """
     from tacit import config
     from tacit.config.build import build_dataset, build_model
+    from tacit.config.sweep import load_one
     from tacit.errors import UserError
     from tacit.vector import Layout
     from tacit.vector.blocks import blocks as cut
 
-    resolved = config.load(file, config.parse_overrides(overrides))
+    resolved = load_one(file, config.parse_overrides(overrides))
     if kind not in ("architecture", "fine", "tensor"):
         raise UserError(f"--kind {kind}: choose architecture, fine or tensor")
     layout = Layout.of(build_model(resolved, build_dataset(resolved)))
@@ -140,7 +152,7 @@ def blocks(
         return
     console = Console(highlight=False, width=min(80, Console().width))
     share = len(parts) / layout.size
-    console.print(f"{len(parts):,} blocks ({kind}) of {layout.size:,} parameters: {share:.1e} of the traffic")
+    console.print(f"{len(parts):,} blocks ({kind}) of {layout.size:,} parameters: {share:.2%} more traffic")
     table = Table(box=None, pad_edge=False)
     table.add_column("block")
     table.add_column("parameters", justify="right")

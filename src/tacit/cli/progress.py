@@ -53,6 +53,8 @@ class LiveProgress:
         for note in facts["notes"]:
             self._console.print(f"[yellow]{note}[/yellow]")
         begin = f", from round {round + 1}" if round else ""
+        if round >= rounds:
+            begin = f"; all {rounds:,} rounds were played already"
         self._console.print(f"{facts['parameters']:,} parameters, {facts['clients']:,} clients{begin}")
         self._rounds = rounds
         if self._live:

@@ -88,7 +88,13 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
     """The network, initialised by the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.torch_seed(config.seed, "model"))
-        return models.build(config.model.name, dataset.shape, dataset.classes, **config.model.options)
+        try:
+            return models.build(config.model.name, dataset.shape, dataset.classes, **config.model.options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            given = ", ".join(f"{key}: {value!r}" for key, value in config.model.options.items())
+            raise UserError(
+                f"model: {config.model.name} cannot be built with {given or 'its defaults'} ({error})"
+            ) from None
 
 
 def build_job(

@@ -30,6 +30,8 @@ def load(
     else:
         values, lines = _read(Path(source))
         where = str(source)
+    if "sweep" in values:
+        raise UserError(f"{where}: its `sweep` section makes it many runs; start them with `tacit run`")
     for key, value in (overrides or {}).items():
         _override(values, key, value)
     try:
@@ -69,7 +71,8 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; `ls recipes/` shows the configs that come along") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({error})") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"{file}: cannot be read ({reason})") from None
     lines: dict[Key, int] = {}
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -195,7 +198,7 @@ def _visible(loc: Key, values: Any) -> Key:
     for n, part in enumerate(loc):
         if isinstance(here, dict) and part in here:
             here = here[part]
-        elif n + 1 < len(loc):
+        elif n + 1 < len(loc) or not isinstance(here, dict):
             continue
         key.append(part)
     return tuple(key)
