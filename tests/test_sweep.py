@@ -118,6 +118,20 @@ def test_ctrl_c_stops_a_sweep_and_starts_nothing_new(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("runs/long/*/config.yaml"))) == 2, "the other three were never started"
 
 
+def test_overrides_mean_the_same_in_a_sweep_as_in_a_run(tmp_path: Path) -> None:
+    from tacit.config.loading import load
+    from tacit.config.sweep import read_sweep
+
+    single, many = tmp_path / "one.yaml", tmp_path / "many.yaml"
+    private = "privacy: {unit: client, clip: 0.2, noise: 1.0, delta: 1.0e-3}\n"
+    single.write_text(GOOD + private)
+    many.write_text(GOOD + private + "sweep: {seed: [0]}\n")
+    overrides = {"cohort.sampling": "fixed", "privacy.clip.per": "dim", "method.momentum": 0.5}
+    sweep = read_sweep(many, overrides)
+    assert sweep is not None
+    assert sweep.config(sweep.points[0]) == load(single, overrides)
+
+
 def test_compare_refuses_what_is_no_run(command) -> None:
     code, _, err = command("compare", "nowhere")
     assert code == 2

@@ -15,6 +15,8 @@ from tacit.config.schema import Config
 from tacit.errors import UserError
 
 Key = tuple[str | int, ...]
+SHORT = {"cohort": "size", "clip": "bound"}
+"""Sections that a bare number stands for, and the key it is the value of."""
 
 
 def load(
@@ -33,7 +35,7 @@ def load(
     if "sweep" in values:
         raise UserError(f"{where}: its `sweep` section makes it many runs; start them with `tacit run`")
     for key, value in (overrides or {}).items():
-        _override(values, key, value)
+        override(values, key, value)
     try:
         return Config.model_validate(with_preset(values) if presets else values)
     except ValidationError as error:
@@ -101,7 +103,8 @@ def _lines(node: yaml.Node, prefix: Key) -> Iterator[tuple[Key, int]]:
             yield from _lines(value, key)
 
 
-def _override(values: dict[str, Any], dotted: str, value: Any) -> None:
+def override(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a dotted key of raw config values; a section's short form becomes the section it stands for."""
     *parents, last = dotted.split(".")
     here = values
     for parent in parents:
@@ -110,8 +113,8 @@ def _override(values: dict[str, Any], dotted: str, value: Any) -> None:
             inner = {"name": inner}
         elif inner is None:
             inner = {}
-        elif isinstance(inner, int) and parent == "cohort":
-            inner = {"size": inner}
+        elif isinstance(inner, int | float) and parent in SHORT:
+            inner = {SHORT[parent]: inner}
         if not isinstance(inner, dict):
             raise UserError(f"--set {dotted}: {parent} is a value, not a section")
         here[parent] = inner

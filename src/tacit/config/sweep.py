@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from tacit.config.loading import load
+from tacit.config.loading import load, override
 from tacit.config.methods import build_algorithm
 from tacit.config.schema import Config
 from tacit.errors import UserError
@@ -74,8 +74,9 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
         raise UserError(
             f"{file}: sweep.tune needs records to choose by; set data.validation, for example to 0.1"
         )
-    base = _with_overrides(values, overrides)
-    sweep = Sweep(base, section, tune, str(values.get("name", file.stem)))
+    for key, value in overrides.items():
+        override(values, key, value)
+    sweep = Sweep(values, section, tune, str(values.get("name", file.stem)))
     for point in sweep.points:
         for candidate in (point, *sweep.candidates(point)):
             try:
@@ -110,16 +111,3 @@ def slug(point: Point) -> str:
 
 def _product(grid: Mapping[str, list[Any]]) -> list[Point]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
-def _with_overrides(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    for key, value in overrides.items():
-        *parents, last = key.split(".")
-        here = values
-        for parent in parents:
-            inner = here.setdefault(parent, {})
-            if not isinstance(inner, dict):
-                inner = here[parent] = {"name": inner}
-            here = inner
-        here[last] = value
-    return values
