@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tacit import data, models, randomness
+from tacit import data, models, randomness, tasks
 from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
 from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
@@ -28,7 +28,7 @@ from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian
 from tacit.privacy.mechanism import Privacy, batch_sampling
 from tacit.privacy.planning import solve_noise
 from tacit.privacy.sampling import FixedSize, Poisson, Sampling
-from tacit.tasks import Classification, Task
+from tacit.tasks import Task
 
 
 def build_dataset(config: Config) -> Dataset:
@@ -97,6 +97,13 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
             ) from None
 
 
+def build_task(config: Config, dataset: Dataset) -> Task:
+    """What the model is trained for."""
+    if config.task is None:
+        return tasks.build(dataset.task)
+    return tasks.build(config.task.name, **config.task.options)
+
+
 def build_job(
     config: Config,
     folder: Path,
@@ -121,7 +128,7 @@ def build_job(
     local = Local(section.batch, section.steps, section.epochs, section.weight_decay, section.clip)
     return Job(
         model=model or build_model(config, dataset),
-        task=task or Classification(),
+        task=task or build_task(config, dataset),
         population=population,
         test=validation_records(population) if validating else dataset.test,
         validating=validating,

@@ -291,6 +291,8 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: PositiveInt
     data: Data
+    task: Named | None = None
+    """What the model is trained for; left out, what the data set is for."""
     model: Named
     method: MethodChoice = MethodChoice()
     cohort: Cohort

@@ -45,6 +45,8 @@ class Dataset:
     """Channels, height, width."""
     licence: str = "not stated"
     origin: str = "given as an object"
+    task: str = "classification"
+    """What its records are for, unless a config says otherwise: a name of `tacit.tasks`."""
 
 
 def names() -> dict[str, str]:

@@ -1,6 +1,37 @@
-"""What models are trained for: losses per record, and metrics."""
+"""What models are trained for: losses per record, and metrics. Tasks have names, for configs."""
 
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+from tacit.errors import UserError
 from tacit.tasks.base import Task
 from tacit.tasks.classification import Classification
 
-__all__ = ["Classification", "Task"]
+NAMES: dict[str, Callable[..., Task]] = {"classification": Classification}
+"""Every task by name; its options are keyword arguments."""
+
+
+def build(name: str, **options: Any) -> Task:
+    """The task called `name`.
+
+    >>> build("clasification")
+    Traceback (most recent call last):
+    tacit.errors.UserError: unknown task 'clasification'; did you mean 'classification'?
+    """
+    if name not in NAMES:
+        near = get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(NAMES)}"
+        raise UserError(f"unknown task {name!r}; {hint}")
+    known = inspect.signature(NAMES[name]).parameters
+    for option in options:
+        if option not in known:
+            takes = ", ".join(known) or "none"
+            raise UserError(f"task {name!r} has no option {option!r}; its options are: {takes}")
+    return NAMES[name](**options)
+
+
+__all__ = ["NAMES", "Classification", "Task", "build"]
