@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.data import epochs, poisson, steps
+from tacit.data import ArrayRecords, batches, epochs, poisson, steps
 
 
 @given(n=st.integers(0, 50), batch=st.integers(1, 60), count=st.integers(0, 4), seed=st.integers(0, 9))
 def test_an_epoch_has_every_record_once(n: int, batch: int, count: int, seed: int) -> None:
-    batches = list(epochs(n, batch, count, np.random.default_rng(seed)))
-    assert sorted(np.concatenate([[], *batches]).tolist()) == sorted(list(range(n)) * count)
-    assert all(0 < len(b) <= batch for b in batches)
-    assert len(batches) == count * -(-n // batch)
+    passes = list(epochs(n, batch, count, np.random.default_rng(seed)))
+    assert sorted(np.concatenate([[], *passes]).tolist()) == sorted(list(range(n)) * count)
+    assert all(0 < len(b) <= batch for b in passes)
+    assert len(passes) == count * -(-n // batch)
 
 
 @given(n=st.integers(1, 50), batch=st.integers(1, 60), count=st.integers(0, 30), seed=st.integers(0, 9))
@@ -75,3 +76,27 @@ def test_an_empty_batch_size_is_refused() -> None:
     for function in (epochs, steps):
         with pytest.raises(ValueError, match="at least one record"):
             next(function(5, 0, 1, np.random.default_rng(0)))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 7), max_size=12),
+    n=st.integers(1, 9),
+    batchwise=st.booleans(),
+    small=st.booleans(),
+)
+def test_gathered_batches_are_the_records_asked_for(
+    sizes: list[int], n: int, batchwise: bool, small: bool
+) -> None:
+    """However many are copied and prepared at once, each batch is what taking it alone would give."""
+    rng = np.random.default_rng(0)
+    records = ArrayRecords(rng.integers(0, 256, (20, 1, 2, 2), np.uint8), np.arange(20), mean=0.4, std=0.3)
+    records.batchwise = batchwise  # type: ignore[attr-defined]
+    indices = rng.permutation(20)[:n]
+    rows = [rng.integers(0, n, size) for size in sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "SMALL", batches.SMALL if small else 0)
+        got = list(batches.gather(records, indices, rows))
+    assert len(got) == len(rows)
+    for batch, positions in zip(got, rows, strict=True):
+        alone = records.prepare(records.take(indices[positions]))
+        assert all(torch.equal(batch[name], alone[name]) for name in alone)

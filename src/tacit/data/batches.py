@@ -1,7 +1,7 @@
-"""Which of a client's n records make up each batch.
+"""Which of a client's n records make up each batch, and the batches themselves.
 
-Each function yields positions in 0…n-1; the caller owns the generator, so a client's batches depend on its
-own name and nothing else.
+`epochs`, `steps` and `poisson` yield positions in 0…n-1; the caller owns the generator, so a client's batches
+depend on its own name and nothing else. `gather` turns positions into what a model eats.
 
 >>> rng = np.random.default_rng(0)
 >>> [len(batch) for batch in epochs(10, 4, 2, rng)]
@@ -14,11 +14,17 @@ own name and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from tacit.data.records import Batch, Indices, Records
+
+SMALL = 1 << 20
+"""Bytes of records, in storage form, that may be prepared in one go: about what a core's own cache holds."""
 
 
 def epochs(n: int, batch: int, epochs: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -50,3 +56,34 @@ def poisson(n: int, rate: float, steps: int, rng: np.random.Generator) -> Iterat
         raise ValueError(f"a sampling rate is a probability, not {rate}")
     for _ in range(steps):
         yield np.flatnonzero(rng.random(n) < rate)
+
+
+def gather(records: Records, indices: Indices, rows: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
+    """The batches whose positions among the client's `indices` are `rows`, prepared one by one.
+
+    Records are copied out of their storage about one pass over the client at a time, and a batch is a view of
+    that copy: for small records, to gather each batch by itself would cost as much as a tenth of a step. Few
+    and small ones are even prepared together, unless `records.batchwise` asks for batches.
+    """
+    ahead: list[NDArray[np.int64]] = []
+    waiting = 0
+    for positions in rows:
+        ahead.append(positions)
+        waiting += len(positions)
+        if waiting >= len(indices):
+            yield from _cut(records, indices, ahead)
+            ahead, waiting = [], 0
+    if ahead:
+        yield from _cut(records, indices, ahead)
+
+
+def _cut(records: Records, indices: Indices, rows: list[NDArray[np.int64]]) -> Iterator[Batch]:
+    together = records.take(indices[np.concatenate(rows)])
+    lengths = [len(positions) for positions in rows]
+    small = sum(values.nbytes for values in together.values()) <= SMALL
+    ready = small and not getattr(records, "batchwise", False)
+    if ready:
+        together = records.prepare(together)
+    for parts in zip(*(torch.split(values, lengths) for values in together.values()), strict=True):
+        batch = dict(zip(together, parts, strict=True))
+        yield batch if ready else records.prepare(batch)

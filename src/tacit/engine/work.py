@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import fsum
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tacit.data import Batch, Records
+from tacit.data import Batch, Records, batches
 from tacit.engine.contract import Order
 from tacit.engine.local import Gradients, Local
 from tacit.errors import UserError
@@ -52,9 +53,8 @@ class LocalWork:
         self._initial_personal = initial_personal
         self._descent = descent if local.clip is None and not local.weight_decay else None
         self._noted: dict[str, list[float]] = {}
-        # A client's records are gathered once, in their stored form; a batch is then a cheap row selection.
-        self._data = records.take(indices)
-        self._rows: Iterator[NDArray[np.int64]] = iter(())
+        self._indices = indices
+        self._batches: Iterator[Batch] = iter(())
         self._passes = 0
         self._batch: Batch = {}
         self._asked = 0
@@ -63,8 +63,8 @@ class LocalWork:
     @property
     def loss(self) -> float:
         """Mean training loss over the records that gradients were asked of."""
-        seen = torch.cat(self._losses) if self._losses else torch.zeros(0)
-        return float(seen.mean()) if len(seen) else 0.0
+        seen = torch.cat(self._losses).tolist() if self._losses else []
+        return fsum(seen) / len(seen) if seen else 0.0
 
     @property
     def notes(self) -> dict[str, float]:
@@ -93,7 +93,7 @@ class LocalWork:
         self._passes += 1
         if self._passes > 1 and self._gradients.noise_variance:
             raise RuntimeError("a second pass over the records is not charged; example-level privacy has one")
-        self._rows = self._gradients.rows(self.examples)
+        self._batches = batches.gather(self._records, self._indices, self._gradients.rows(self.examples))
         while self._draw():
             self.count += 1
             self.travel += self._lr
@@ -147,13 +147,10 @@ class LocalWork:
         self._losses.append(loss.expand(batch_size(self._batch)))
 
     def _draw(self) -> bool:
-        rows = next(self._rows, None)
-        if rows is None:
+        batch = next(self._batches, None)
+        if batch is None:
             return False
-        chosen = torch.from_numpy(rows)
-        batch = {name: values.index_select(0, chosen) for name, values in self._data.items()}
-        self._batch = self._records.prepare(batch)
-        self._asked = 0
+        self._batch, self._asked = batch, 0
         return True
 
 

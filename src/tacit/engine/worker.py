@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tacit import randomness
 from tacit.algorithms import Algorithm
-from tacit.data import Population, Records
+from tacit.data import Population, Records, batches
 from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients
 from tacit.engine.memory import MemoryStore
@@ -278,12 +278,10 @@ class Worker:
         job, flat = self.job, self.flat
         flat.module.train()
         torch.manual_seed(randomness.torch_seed(job.seed, "tune", client))
-        records, data = job.population.records, job.population.records.take(job.population.train(client))
+        own = job.population.train(client)
         rng = randomness.generator(job.seed, "tune", client)
-        local = Local(job.local.batch, epochs=tune.epochs)
-        for rows in PlainGradients(local, rng).rows(len(job.population.train(client))):
-            chosen = torch.from_numpy(rows)
-            batch = records.prepare({name: values[chosen] for name, values in data.items()})
+        rows = batches.epochs(len(own), job.local.batch, tune.epochs, rng)
+        for batch in batches.gather(job.population.records, own, rows):
             plain_gradient(flat, batch, job.task.losses)
             flat.values.sub_(flat.grad, alpha=tune.lr)
 
