@@ -196,9 +196,14 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
 
 
 def _finish(result: Any, console: Console, as_json: bool) -> None:
+    from tacit.report.traffic import traffic
+
     last = {k: v for record in result.metrics for k, v in record.items()}
+    moved = traffic(result.model, result.metrics)
     if as_json:
         summary = {"path": str(result.path), "finished": result.finished, "last": last}
+        if moved is not None:
+            summary["traffic"] = moved.to_json()
         print(json.dumps(summary))
     elif not result.finished:
         console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
@@ -215,6 +220,8 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         from tacit import api
 
         console.print(api.statement(result.path).text(), style="dim", markup=False)
+    if moved is not None:
+        console.print(moved.text())
     console.print(
         f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
