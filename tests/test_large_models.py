@@ -241,6 +241,16 @@ def test_missing_weights_are_told_before_anything_starts(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_on_local_files_asks_nobody(
+    tmp_path: Path, no_network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    roberta().save_pretrained(tmp_path / "model")
+    config = text_config({"rounds": 1}, hub=str(tmp_path / "model"), lora=LORA)
+    tacit.run(config, tmp_path / "run", dataset=texts())
+    tacit.export(tmp_path / "run", tmp_path / "export", dataset=texts())
+
+
 PRIVATE = {"privacy": {"unit": "example", "clip": 1.0, "noise": 0.5, "delta": 1e-3, "entropy": "seed"}}
 
 

@@ -156,6 +156,28 @@ def statement(folder: RunFolder, as_json: Json = False) -> None:
         _console(False).print(found.text(), markup=False)
 
 
+@app.command()
+def export(
+    folder: RunFolder,
+    into: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder for the model.")],
+) -> None:
+    """Save a run's trained model for other programs.
+
+    With LoRA it is a peft adapter with the output layers; else a transformers folder, or safetensors for this
+    package's own networks. A private run's statement goes with it.
+
+    - `tacit export runs/minilm-20261115-214047 adapter`
+    """
+    from tacit import api
+
+    with _console(False).status("rebuilding the model…"):
+        api.export(folder, into)
+    console = _console(False)
+    console.print(f"Saved in {escape(str(into))}: {', '.join(sorted(p.name for p in into.iterdir()))}")
+    if (into / "adapter_config.json").exists():
+        console.print(f"Load it with peft: PeftModel.from_pretrained(base, {str(into)!r})", markup=False)
+
+
 app.command()(compare)
 app.command()(plan)
 app.command()(methods)

@@ -102,6 +102,14 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
     return model
 
 
+def build_base(config: Config, dataset: Dataset) -> nn.Module:
+    """The network of `build_model` as it was before any adapter."""
+    return build_model(
+        config.model_copy(update={"model": config.model.model_copy(update={"lora": None, "train": None})}),
+        dataset,
+    )
+
+
 def _network(config: Config, dataset: Dataset) -> nn.Module:
     section, task = config.model, dataset.task if config.task is None else config.task.name
     sizes = (dataset.shape, dataset.classes)

@@ -356,11 +356,7 @@ class Federation:
         saved, self.notes = checkpoints.newest(self.folder / "checkpoint")
         if saved is None:
             return
-        if saved.facts.get("frozen") != self._frozen:
-            raise UserError(
-                f"{self.folder}: the frozen weights are not those that this run was trained on; "
-                "give model.hub (or the model) as it was then"
-            )
+        checkpoints.refuse_other_base(saved.facts, self._frozen, self.folder)
         optimizer = {
             n.removeprefix(OPTIMIZER): v for n, v in saved.vectors.items() if n.startswith(OPTIMIZER)
         }

@@ -15,7 +15,6 @@ needs a gradient. What needs none never travels: it is in no message and no chec
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,11 +49,7 @@ def adapt(module: nn.Module, lora: Lora) -> None:
     config = lora_config(module, lora, heads)
     from peft import inject_adapter_in_model
 
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # peft corrects what it warns of (the orientation of GPT-2's matrices)
-        inject_adapter_in_model(config, module)
+    inject_adapter_in_model(config, module)
     for name in heads:
         module.get_submodule(name).requires_grad_(True)
 
@@ -66,13 +61,19 @@ def lora_config(module: nn.Module, lora: Lora, heads: Sequence[str]) -> Any:
     except ImportError:
         raise UserError("model.lora needs peft; `pip install 'tacit[transformers]'`") from None
 
+    targets = _targets(module, lora.targets)
     # An output layer is trained whole; an adapter beside it would be a second name for the same thing.
     inside_heads = "|".join(re.escape(name) for name in heads)
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=_targets(module, lora.targets),
+        target_modules=targets,
+        # GPT-2 keeps its matrices the other way round.
+        fan_in_fan_out=any(
+            type(part).__name__ == "Conv1D" and any(_ends(name, target) for target in targets)
+            for name, part in module.named_modules()
+        ),
         exclude_modules=rf"({inside_heads})(\..*)?" if heads else None,
     )
 
