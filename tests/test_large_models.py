@@ -14,7 +14,7 @@ from torch import nn
 import tacit
 from conftest import blobs
 from tacit import models
-from tacit.config.build import build_model
+from tacit.config.build import build_base, build_job, build_model
 from tacit.errors import UserError
 from tacit.models import hub
 from tacit.models.trained import Lora, adapt, train_only
@@ -277,3 +277,55 @@ def test_methods_run_on_an_adapted_model(tmp_path: Path, method: str) -> None:
         changes["privacy.entropy"] = "seed"
     result = tacit.run(text_config(changes), tmp_path / "run", dataset=texts())
     assert math.isfinite(result.last("loss"))
+
+
+def test_a_private_round_is_the_loop_one_would_write_with_peft(tmp_path: Path) -> None:
+    """Adapters and classifier of plain peft, one backward pass for each record, clipped by the textbook."""
+    import peft
+
+    privacy = {"unit": "example", "clip": 0.5, "noise": 0.7, "delta": 1e-3, "entropy": "seed"}
+    changes: dict[str, Any] = {"privacy": privacy, "rounds": 1, "cohort": 6, "local.lr": 0.3}
+    config = text_config(changes, config={**ROBERTA, **QUIET}, lora={**LORA, "alpha": 16})
+    data = texts()
+    adapters = peft.LoraConfig(
+        r=2, lora_alpha=16, target_modules=["query", "value"], modules_to_save=["classifier"]
+    )
+    theirs = peft.get_peft_model(build_base(config, data), adapters)
+    ours = build_model(config, data)
+
+    def plain_name(name: str) -> str:
+        return name.replace("base_model.model.", "").replace("modules_to_save.default.", "")
+
+    moving = {plain_name(n): p for n, p in theirs.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for name, parameter in trainable(ours).items():
+            moving[name].copy_(parameter)
+    start = {name: p.detach().clone() for name, p in moving.items()}
+    job = build_job(config, tmp_path / "other", model=ours, dataset=data)
+    assert job.privacy is not None
+    total = {name: torch.zeros_like(p) for name, p in moving.items()}
+    for client in range(6):
+        with torch.no_grad():
+            for name, p in moving.items():
+                p.copy_(start[name])
+        mine = job.population.train(client)
+        coins, noise = job.privacy.coins(0, 0, 0, client, 0), job.privacy.source(0, 0, 0, client, 1)
+        for _ in range(2):
+            drawn = mine[coins.random(len(mine)) < 8 / len(mine)]
+            gradient = torch.zeros(sum(p.numel() for p in moving.values()))
+            for record in drawn:
+                batch = data.train.take([record])
+                logits = theirs(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+                loss = nn.functional.cross_entropy(logits, batch["y"])
+                g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(moving.values()))])
+                gradient += g * min(1.0, 0.5 / float(g.norm()))
+            noise.add_(gradient, 0.7 * 0.5)
+            with torch.no_grad():
+                parts = gradient.split([p.numel() for p in moving.values()])
+                for p, part in zip(moving.values(), parts, strict=True):
+                    p.sub_(part.view_as(p) / 8, alpha=0.3)
+        for name, p in moving.items():
+            total[name] += (p.detach() - start[name]) / 6
+    result = tacit.run(config, tmp_path / "run", model=ours, dataset=data)
+    for name, parameter in trainable(result.model).items():
+        torch.testing.assert_close(parameter.detach(), start[name] + total[name], rtol=1e-4, atol=1e-6)
