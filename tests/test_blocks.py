@@ -25,16 +25,15 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def vit_base() -> nn.Module:
-    return transformers.ViTForImageClassification(transformers.ViTConfig())
+    return models.build("vit-base", (3, 224, 224), 10)
 
 
 def roberta_base() -> nn.Module:
-    return transformers.RobertaForSequenceClassification(transformers.RobertaConfig())
+    return models.build("roberta-base", (128,), 2)
 
 
 def swin_base() -> nn.Module:
-    config = transformers.SwinConfig(embed_dim=128, depths=[2, 2, 18, 2], num_heads=[4, 8, 16, 32])
-    return transformers.SwinForImageClassification(config)
+    return models.build("swin-base", (3, 224, 224), 10)
 
 
 def swin_small() -> nn.Module:

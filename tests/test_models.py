@@ -32,7 +32,8 @@ def count(model: nn.Module) -> int:
 
 
 def test_every_name_has_a_small_twin_here() -> None:
-    assert set(SMALL) == set(models.NAMES)
+    large = {"roberta_base", "swin_base", "swin_tiny", "vit_base"}  # transformers', see test_large_models.py
+    assert set(SMALL) | large == set(models.NAMES)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
-    from tacit.api import load, resume, run, statement
+    from tacit.api import export, load, resume, run, statement, trained
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result
@@ -20,10 +20,12 @@ __all__ = [
     "Dataset",
     "Result",
     "UserError",
+    "export",
     "load",
     "resume",
     "run",
     "statement",
+    "trained",
 ]
 
 _HOME = {
@@ -32,10 +34,12 @@ _HOME = {
     "Dataset": "tacit.data",
     "Result": "tacit.federation",
     "UserError": "tacit.errors",
+    "export": "tacit.api",
     "load": "tacit.api",
     "resume": "tacit.api",
     "run": "tacit.api",
     "statement": "tacit.api",
+    "trained": "tacit.api",
 }
 
 

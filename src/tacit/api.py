@@ -11,6 +11,7 @@ A module, a data set, an algorithm or a task of one's own is passed as an object
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,13 +22,25 @@ from torch import nn
 from tacit import config as configs
 from tacit.algorithms import Algorithm
 from tacit.config import Config
-from tacit.config.build import build_job, build_release, build_settings
+from tacit.config.build import (
+    build_base,
+    build_dataset,
+    build_job,
+    build_model,
+    build_release,
+    build_settings,
+)
+from tacit.config.methods import build_algorithm
 from tacit.data import Dataset
 from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
+from tacit.federation.checkpoint import load_model
 from tacit.federation.files import write_atomically
-from tacit.federation.statements import read_statement
+from tacit.federation.statements import STATEMENT, read_statement
+from tacit.models.export import copy_tokenizer, save_adapter, save_model
+from tacit.models.trained import Lora
+from tacit.models.weights import locate
 from tacit.privacy.statement import Statement
 from tacit.tasks import Task
 
@@ -79,9 +92,7 @@ def resume(
 ) -> Result:
     """Go on with a run from its newest sound checkpoint. Objects given to `run` must be given again."""
     folder = Path(folder)
-    if not (folder / CONFIG).exists():
-        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
-    config = configs.load(folder / CONFIG, presets=False)
+    config = _config(folder)
     return _federation(
         config, folder, build_job(config, folder, model, dataset, algorithm, task), trackers
     ).run()
@@ -90,11 +101,57 @@ def resume(
 def statement(folder: str | Path) -> Statement:
     """What a run guarantees so far: a replay of its ledger."""
     folder = Path(folder)
-    if not (folder / CONFIG).exists():
-        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
-    if configs.load(folder / CONFIG, presets=False).privacy is None:
+    if _config(folder).privacy is None:
         raise UserError(f"{folder}: this run guarantees nothing: its config has no `privacy` section")
     return read_statement(folder)
+
+
+def trained(
+    folder: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+) -> nn.Module:
+    """The model of a run's newest checkpoint. Objects given to `run` must be given again."""
+    folder = Path(folder)
+    config = _config(folder)
+    algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
+    model = model or build_model(config, dataset or build_dataset(config))
+    load_model(folder, model, algorithm.personal_part)
+    return model.eval()
+
+
+def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = None) -> None:
+    """Save a run's model for plain transformers and peft: an adapter with LoRA, else the whole model."""
+    folder, into = Path(folder), Path(into)
+    config = _config(folder)
+    if into.exists():
+        raise UserError(f"{into} exists already; choose another folder")
+    dataset = dataset or build_dataset(config)
+    model = trained(folder, dataset=dataset)
+    section, partial = config.model, into.with_name(f"{into.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    how = {"tacit": section.name, **section.options, "shape": dataset.shape, "classes": dataset.classes}
+    if section.lora is None:
+        save_model(model, how, partial)
+    else:
+        base = build_base(config, dataset)
+        save_adapter(model, base, Lora(**section.lora.model_dump()), section.hub or "base", partial)
+        if section.hub is None:
+            save_model(base, how, partial / "base")
+    if section.hub is not None:
+        copy_tokenizer(locate(section.hub, offline=True), partial)
+    if (folder / STATEMENT).exists():
+        shutil.copyfile(folder / STATEMENT, partial / STATEMENT)  # the guarantee goes with the model
+    partial.rename(into)
+
+
+def _config(folder: Path) -> Config:
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+    return configs.load(folder / CONFIG, presets=False)
 
 
 def resolved(config: Config, job: Job) -> Config:

@@ -22,7 +22,7 @@ class DP2FedSAM(Algorithm):
     rho: float = 0.1
     head_lr: float = 0.005
     momentum: float = 0.0
-    personal: tuple[str, ...] = ("head.*",)
+    personal: tuple[str, ...] = ("head",)
 
     @property
     def personal_part(self) -> tuple[str, ...]:

@@ -156,6 +156,28 @@ def statement(folder: RunFolder, as_json: Json = False) -> None:
         _console(False).print(found.text(), markup=False)
 
 
+@app.command()
+def export(
+    folder: RunFolder,
+    into: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder for the model.")],
+) -> None:
+    """Save a run's trained model for other programs.
+
+    With LoRA it is a peft adapter with the output layers; else a transformers folder, or safetensors for this
+    package's own networks. A private run's statement goes with it.
+
+    - `tacit export runs/minilm-20261115-214047 adapter`
+    """
+    from tacit import api
+
+    with _console(False).status("rebuilding the model…"):
+        api.export(folder, into)
+    console = _console(False)
+    console.print(f"Saved in {escape(str(into))}: {', '.join(sorted(p.name for p in into.iterdir()))}")
+    if (into / "adapter_config.json").exists():
+        console.print(f"Load it with peft: PeftModel.from_pretrained(base, {str(into)!r})", markup=False)
+
+
 app.command()(compare)
 app.command()(plan)
 app.command()(methods)
@@ -196,9 +218,14 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
 
 
 def _finish(result: Any, console: Console, as_json: bool) -> None:
+    from tacit.report.traffic import traffic
+
     last = {k: v for record in result.metrics for k, v in record.items()}
+    moved = traffic(result.model, result.metrics)
     if as_json:
         summary = {"path": str(result.path), "finished": result.finished, "last": last}
+        if moved is not None:
+            summary["traffic"] = moved.to_json()
         print(json.dumps(summary))
     elif not result.finished:
         console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
@@ -215,6 +242,8 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         from tacit import api
 
         console.print(api.statement(result.path).text(), style="dim", markup=False)
+    if moved is not None:
+        console.print(moved.text())
     console.print(
         f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )

@@ -55,7 +55,11 @@ class LiveProgress:
         begin = f", from round {round + 1}" if round else ""
         if round >= rounds:
             begin = f"; all {rounds:,} rounds were played already"
-        self._console.print(f"{facts['parameters']:,} parameters, {facts['clients']:,} clients{begin}")
+        trained, frozen = facts["parameters"], facts.get("frozen", 0)
+        size = (
+            f"{trained:,} of {trained + frozen:,} parameters trained" if frozen else f"{trained:,} parameters"
+        )
+        self._console.print(f"{size}, {facts['clients']:,} clients{begin}")
         self._rounds = rounds
         if self._live:
             self._run = self._bar.add_task("rounds", total=rounds, completed=round, status="")

@@ -22,6 +22,8 @@ from tacit.engine import Job, Local, Tune
 from tacit.errors import UserError
 from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
 from tacit.federation.release import participations
+from tacit.models import hub
+from tacit.models.trained import Lora, adapt, train_only
 from tacit.privacy.adaptive import Adaptive
 from tacit.privacy.clipping import Clip
 from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian
@@ -29,6 +31,9 @@ from tacit.privacy.mechanism import Privacy, batch_sampling
 from tacit.privacy.planning import solve_noise
 from tacit.privacy.sampling import FixedSize, Poisson, Sampling
 from tacit.tasks import Task
+
+LANGUAGE = "language"
+"""The task whose models predict the next token."""
 
 
 def build_dataset(config: Config) -> Dataset:
@@ -85,16 +90,41 @@ def validation_records(population: Population) -> Subset:
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network, initialised by the run's seed."""
+    """The network, with new weights by the run's seed; only what is trained needs a gradient."""
+    section = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.torch_seed(config.seed, "model"))
-        try:
-            return models.build(config.model.name, dataset.shape, dataset.classes, **config.model.options)
-        except (TypeError, ValueError, RuntimeError) as error:
-            given = ", ".join(f"{key}: {value!r}" for key, value in config.model.options.items())
-            raise UserError(
-                f"model: {config.model.name} cannot be built with {given or 'its defaults'} ({error})"
-            ) from None
+        model = _network(config, dataset)
+        if section.lora is not None:
+            adapt(model, Lora(**section.lora.model_dump()))
+    if section.train is not None:
+        train_only(model, section.train, adapted=section.lora is not None)
+    return model
+
+
+def build_base(config: Config, dataset: Dataset) -> nn.Module:
+    """The network of `build_model` as it was before any adapter."""
+    return build_model(
+        config.model_copy(update={"model": config.model.model_copy(update={"lora": None, "train": None})}),
+        dataset,
+    )
+
+
+def _network(config: Config, dataset: Dataset) -> nn.Module:
+    section, task = config.model, dataset.task if config.task is None else config.task.name
+    sizes = (dataset.shape, dataset.classes)
+    if section.hub is not None:
+        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline)
+    if section.config is not None:
+        return hub.from_config(section.config, *sizes, task == LANGUAGE)
+    assert section.name is not None  # the schema asks for one of the three
+    try:
+        return models.build(section.name, *sizes, **section.options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        given = ", ".join(f"{key}: {value!r}" for key, value in section.options.items())
+        raise UserError(
+            f"model: {section.name} cannot be built with {given or 'its defaults'} ({error})"
+        ) from None
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:

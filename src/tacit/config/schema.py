@@ -76,6 +76,51 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
+class LoraSettings(Section):
+    """Train low-rank factors beside frozen layers, and the output layers; see `tacit.models.trained`."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    targets: tuple[str, ...] = ("query", "value")
+    """Layers by the last part of their names; query, key and value are found under any of their names."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Model(BaseModel):
+    """The network: `name` (its other keys are options), `hub` or `config`; a bare name is short for it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str | None = None
+    hub: str | None = None
+    """A pretrained model of transformers: a folder, a name on the hub, or `minilm`."""
+    config: dict[str, Any] | str | None = None
+    """A transformers config with its model_type, or the path of a config.json: a network without weights."""
+    lora: LoraSettings | None = None
+    train: tuple[str, ...] | None = None
+    """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [key for key in ("name", "hub", "config") if getattr(self, key) is not None]
+        if len(given) != 1:
+            named = f"not {' and '.join(given)} together" if given else "none is given"
+            raise ValueError(f"give one of name, hub and config ({named})")
+        if self.name is None and self.options:
+            known = ", ".join(type(self).model_fields)
+            raise ValueError(f"unknown key {next(iter(self.options))!r}; known keys are {known}")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
 class MethodChoice(Named):
     """A method and its options."""
 
@@ -293,7 +338,7 @@ class Config(Section):
     data: Data
     task: Named | None = None
     """What the model is trained for; left out, what the data set is for."""
-    model: Named
+    model: Model
     method: MethodChoice = MethodChoice()
     cohort: Cohort
     weights: Literal["uniform", "examples"] = "uniform"

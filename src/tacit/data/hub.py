@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,13 @@ def _write(
             np.save(into / f"{split}_users.npy", np.asarray(table[columns.user]))
 
 
+def left_out(offline: bool) -> bool:
+    """Whether the hub is not to be asked: by the config, or by its own environment variable."""
+    return offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+
+
 def _from_hub(name: str, offline: bool) -> Any:
-    if offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+    if left_out(offline):
         raise Unavailable("the hub was left out (offline)")
     import datasets  # a second of imports that most runs do not need
 
@@ -100,21 +105,26 @@ def _from_hub(name: str, offline: bool) -> Any:
     try:
         return datasets.load_dataset(name)
     except Exception as error:  # `datasets` raises a dozen kinds, most of them about the network
-        raise Unavailable(_first_line(error)) from None
+        raise Unavailable(first_line(error)) from None
 
 
 def _probe(name: str) -> None:
     """Raise `Unavailable` unless the hub answers for `name` in time."""
     from huggingface_hub import HfApi
 
+    probe(lambda: HfApi().dataset_info(name, timeout=TIMEOUT))
+
+
+def probe(question: Callable[[], object]) -> None:
+    """Raise `Unavailable` unless the hub answers a question in time."""
     failure: list[str] = [f"no answer within {TIMEOUT:g} s"]
 
     def ask() -> None:
         try:
-            HfApi().dataset_info(name, timeout=TIMEOUT)
+            question()
             failure.clear()
         except Exception as error:  # whatever it is, the next source is tried and the reason is told
-            failure[:] = [_first_line(error)]
+            failure[:] = [first_line(error)]
 
     # A thread, because a name server that does not answer is outside of any timeout of the client.
     thread = threading.Thread(target=ask, daemon=True)
@@ -124,7 +134,7 @@ def _probe(name: str) -> None:
         raise Unavailable(failure[0])
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
 
@@ -135,7 +145,7 @@ def _from_folder(folder: Path, scratch: str) -> Any:
     try:
         return datasets.load_dataset("imagefolder", data_dir=str(folder), cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
-        raise UserError(f"{folder} cannot be read as a folder of pictures ({_first_line(error)})") from None
+        raise UserError(f"{folder} cannot be read as a folder of pictures ({first_line(error)})") from None
 
 
 def _train_and_test(splits: Any) -> tuple[Any, Any]:

@@ -50,12 +50,16 @@ class Pool:
         # A slot more costs a vector of memory and spares a wait; large models would rather wait.
         slots = 4 if sum(sizes.values()) < 4_000_000 else 2
         self._total = {name: torch.zeros(size) for name, size in sizes.items()}
-        self._folder = shared.shared_folder()
+        message_sizes = {name: vector.numel() for name, vector in message.items()}
+        frozen = [p for p in job.model.parameters() if not p.requires_grad]
+        vectors = sum(message_sizes.values()) + workers * slots * sum(sizes.values())
+        self._folder = shared.shared_folder(4 * vectors + sum(p.nbytes for p in frozen))
         self._processes: list[_Process] = []
         try:
-            # A copy: parameters that are views of one vector would each be pickled with all of it.
-            body = shared.dump(replace(job, model=deepcopy(job.model)), self._folder / "job")
-            message_sizes = {name: vector.numel() for name, vector in message.items()}
+            # A copy: parameters that are views of one vector would each be pickled with all of it. Frozen
+            # ones are shared instead.
+            model = deepcopy(job.model, {id(p): p for p in frozen})
+            body = shared.dump(replace(job, model=model), self._folder / "job")
             self._message = shared.map_vectors(self._folder / "message", message_sizes)
             for number in range(workers):
                 self._processes.append(self._start(number, threads, slots, body, sizes, message_sizes))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,9 +19,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+from tacit.engine import BUFFERS
 from tacit.errors import UserError
-from tacit.vector import Vectors
+from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
 
 VECTORS, FACTS = "state.safetensors", "state.json"
 
@@ -72,6 +75,32 @@ def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     if damaged:
         raise UserError(f"{folder}: all {len(damaged)} checkpoints are damaged; start the run again")
     return None, damaged
+
+
+def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> None:
+    """Put what the newest checkpoint of a run holds into the run's model, rebuilt as it was at the start.
+
+    `personal` parts are on no server: they stay as they are.
+    """
+    saved, _ = newest(run / "checkpoint")
+    if saved is None:
+        raise UserError(f"{run}: no round was saved yet, so there is no trained model in it")
+    refuse_other_base(saved.facts, frozen_hash(model), run)
+    layout = Layout.of(model, personal)
+    if saved.vectors["theta"].numel() != layout.shared:
+        raise UserError(f"{run}: its checkpoint is of another model; give the model that was trained")
+    write_values(model, layout, saved.vectors["theta"])
+    if BUFFERS in saved.vectors:
+        write_buffers(model, saved.vectors[BUFFERS])
+
+
+def refuse_other_base(facts: Mapping[str, Any], frozen: str | None, run: Path) -> None:
+    """A checkpoint holds what was trained; the frozen parameters under it must be those of the training."""
+    if facts.get("frozen") != frozen:
+        raise UserError(
+            f"{run}: the frozen weights are not those that this run was trained on; "
+            "give model.hub (or the model) as it was then"
+        )
 
 
 def kept_facts(folder: Path) -> list[dict[str, Any]]:

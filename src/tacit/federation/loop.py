@@ -27,7 +27,15 @@ from tacit.federation.release import Release
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
 from tacit.optimizers.schedules import Schedule
 from tacit.optimizers.server import ServerOptimizer
-from tacit.vector import Layout, Vectors, read_buffers, read_values, write_buffers, write_values
+from tacit.vector import (
+    Layout,
+    Vectors,
+    frozen_hash,
+    read_buffers,
+    read_values,
+    write_buffers,
+    write_values,
+)
 
 OPTIMIZER = "optimizer."
 """Prefix of the server optimizer's vectors in a checkpoint."""
@@ -150,7 +158,12 @@ class Federation:
         try:
             self.release.open(self.folder, self._release_state)
             notes = [*self.notes, *self._warnings()]
-            facts = {"parameters": self.layout.size, "clients": len(self.job.population), "notes": notes}
+            facts = {
+                "parameters": self.layout.size,
+                "frozen": sum(p.numel() for p in self.job.model.parameters() if not p.requires_grad),
+                "clients": len(self.job.population),
+                "notes": notes,
+            }
             for tracker in self.trackers:
                 tracker.start(self.round, settings.rounds, facts)
             with _stop_requested() as stop:
@@ -193,6 +206,11 @@ class Federation:
         return job.local.nominal_steps(
             float(np.mean(job.population.sizes)) if job.local.steps is None else 0.0
         )
+
+    @cached_property
+    def _frozen(self) -> str | None:
+        """What the trained vector lies on: a checkpoint holds no frozen parameter, only this."""
+        return frozen_hash(self.job.model)
 
     @property
     def _protects_clients(self) -> bool:
@@ -322,6 +340,7 @@ class Federation:
             "optimizer": scalars,
             "seconds": self.seconds,
             "release": self.release.state(),
+            "frozen": self._frozen,
         }
         self.release.explain(self.folder)
         self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
@@ -337,6 +356,7 @@ class Federation:
         saved, self.notes = checkpoints.newest(self.folder / "checkpoint")
         if saved is None:
             return
+        checkpoints.refuse_other_base(saved.facts, self._frozen, self.folder)
         optimizer = {
             n.removeprefix(OPTIMIZER): v for n, v in saved.vectors.items() if n.startswith(OPTIMIZER)
         }

@@ -1,4 +1,6 @@
-"""Networks trained from scratch, by name. Plain `nn.Module`s whose last layer is called `head`.
+"""Networks by name, without weights; `hub` has those of transformers, `trained` what is trained of them.
+
+Our own are plain `nn.Module`s whose last layer is called `head`.
 
 Nothing here draws from a generator of its own: seed torch, build, and get the same weights every time.
 Except for ResNet-18 with `norm="batch"`, no network lets one record of a batch influence another, which
@@ -29,6 +31,7 @@ from torch import nn
 from tacit.errors import UserError
 from tacit.models.convolutional import cnn
 from tacit.models.dense import logistic, mlp
+from tacit.models.large import roberta_base, swin_base, swin_tiny, vit_base
 from tacit.models.resnet import resnet18
 from tacit.models.vit import vit, vit_tiny
 
@@ -37,7 +40,11 @@ NAMES: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
     "resnet18": resnet18,
+    "roberta_base": roberta_base,
+    "swin_base": swin_base,
+    "swin_tiny": swin_tiny,
     "vit": vit,
+    "vit_base": vit_base,
     "vit_tiny": vit_tiny,
 }
 """Every network by name; a builder takes `(shape, classes, **options)`."""

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tacit.errors import UserError
+from tacit.tasks.answers import ask
 from tacit.tasks.base import Task
 from tacit.tasks.classification import Classification
 
@@ -34,4 +35,4 @@ def build(name: str, **options: Any) -> Task:
     return NAMES[name](**options)
 
 
-__all__ = ["NAMES", "Classification", "Task", "build"]
+__all__ = ["NAMES", "Classification", "Task", "ask", "build"]

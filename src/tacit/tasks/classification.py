@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit.data.records import Batch
+from tacit.tasks.answers import ask
 
 
 @dataclass(frozen=True)
 class Classification:
-    """One class per record: `y` [B] for the model's answer on `x`, a tensor or an object with `.logits`."""
+    """One class per record: `y` [B] for the model's answer on `x`, or on `input_ids` and `attention_mask`."""
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        return functional.cross_entropy(_logits(model, batch), batch["y"], reduction="none")
+        return functional.cross_entropy(ask(model, batch), batch["y"], reduction="none")
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        logits, y = _logits(model, batch), batch["y"]
+        logits, y = ask(model, batch), batch["y"]
         # Sums in float64: a million float32 losses added up lose digits that differ with the batch size.
         loss = functional.cross_entropy(logits, y, reduction="none").sum(dtype=torch.float64)
         correct = (logits.argmax(dim=1) == y).sum()
@@ -36,9 +37,3 @@ class Classification:
     def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
         count = sums["count"] or float("nan")
         return {"loss": sums["loss"] / count, "accuracy": sums["correct"] / count}
-
-
-def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    answer = model(batch["x"])
-    logits: Tensor = answer if isinstance(answer, Tensor) else answer.logits
-    return logits.float()  # cross-entropy in half precision is too coarse to learn from

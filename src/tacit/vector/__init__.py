@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from tacit.vector.flat import Flat, read_buffers, read_values, write_buffers, write_values
+from tacit.vector.flat import Flat, frozen_hash, read_buffers, read_values, write_buffers, write_values
 from tacit.vector.layout import Layout, Segment
 
 Vectors = dict[str, Tensor]
@@ -13,6 +13,7 @@ __all__ = [
     "Layout",
     "Segment",
     "Vectors",
+    "frozen_hash",
     "read_buffers",
     "read_values",
     "write_buffers",

@@ -14,6 +14,7 @@ optimizer step is one operation on one tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,19 @@ def write_values(module: nn.Module, layout: Layout, vector: Tensor) -> None:
     with torch.no_grad():
         for name, view in layout.views(vector):
             parameters[name].copy_(view)
+
+
+def frozen_hash(module: nn.Module) -> str | None:
+    """SHA-256 of the parameters that are not trained, with their names and shapes; None if there are none.
+
+    Whoever has only the trained vector needs the same frozen parameters under it.
+    """
+    frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+    digest = sha256()
+    for name, parameter in frozen:
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if frozen else None
 
 
 def read_buffers(module: nn.Module) -> Tensor:

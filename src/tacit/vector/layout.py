@@ -59,11 +59,13 @@ class Layout:
     def of(module: nn.Module, personal: Sequence[str] = ()) -> Layout:
         """The layout of `module`'s trainable parameters; names matching a `personal` glob go last.
 
+        The pattern `head` stands for the output layers, whatever the module calls them.
         A parameter that is used under several names (tied weights) has one segment, under its first name.
         """
         named = [(n, tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError("the model has no trainable parameters; set requires_grad on at least one")
+        personal = [glob for pattern in personal for glob in _globs(module, pattern)]
         for pattern in personal:
             if not any(fnmatchcase(n, pattern) for n, _ in named):
                 raise ValueError(
@@ -116,6 +118,24 @@ class Layout:
             for _, parts in self.layer_slices()
         ]
         return torch.stack(squares).sqrt()
+
+
+HEAD = "head"
+"""The pattern that stands for a model's output layers."""
+
+
+def output_layers(module: nn.Module) -> tuple[str, ...]:
+    """Names of the layers that make the answer: `head`, or what a transformers model has around its body."""
+    children = {name: part for name, part in module.named_children() if any(True for _ in part.parameters())}
+    if HEAD in children:
+        return (HEAD,)
+    body = getattr(module, "base_model", module)
+    return () if body is module else tuple(name for name, part in children.items() if part is not body)
+
+
+def _globs(module: nn.Module, pattern: str) -> tuple[str, ...]:
+    layers = output_layers(module) if pattern == HEAD else ()
+    return tuple(f"{layer}.*" for layer in layers) or (pattern,)
 
 
 def heads_of(module: nn.Module) -> dict[str, int]:

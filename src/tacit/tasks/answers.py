@@ -1,0 +1,25 @@
+"""How a model is asked about a batch.
+
+Pictures, and anything else that is one tensor, are `x`. Texts are what a tokenizer makes of them: `input_ids`
+with `attention_mask`, under the names that every model of transformers takes.
+
+>>> import torch
+>>> ask(nn.Identity(), {"x": torch.ones(2, 3), "y": torch.zeros(2)}).shape
+torch.Size([2, 3])
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tacit.data.records import Batch
+
+TEXT = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def ask(model: nn.Module, batch: Batch) -> Tensor:
+    """The model's logits for a batch; its answer is a tensor, or an object with `.logits`."""
+    text = {name: batch[name] for name in TEXT if name in batch}
+    answer = model(**text) if text else model(batch["x"])
+    logits: Tensor = answer if isinstance(answer, Tensor) else answer.logits
+    return logits.float()  # cross-entropy in half precision is too coarse to learn from
