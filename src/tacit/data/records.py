@@ -110,7 +110,7 @@ class ArrayRecords:
         return {**batch, "x": x}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = tuple(_packed(a) for a in (self.x, self.y, self._users))
+        parts = tuple(packed(a) for a in (self.x, self.y, self._users))
         return _unpickle, (parts, self.mean, self.std)
 
 
@@ -152,13 +152,18 @@ def _per_channel(values: Tensor, ndim: int) -> Tensor:
     return values.view(-1, *[1] * (ndim - 2)) if values.ndim else values
 
 
-def _packed(array: NDArray[Any] | None) -> NDArray[Any] | str | None:
+def packed(array: NDArray[Any] | None) -> NDArray[Any] | str | None:
     """A whole `.npy` memory map becomes its path; a view of one, or any other array, travels by value."""
     if isinstance(array, np.memmap) and isinstance(array.base, mmap) and str(array.filename).endswith(".npy"):
         return str(array.filename)
     return array
 
 
+def unpacked(part: Any) -> Any:
+    """What `packed` was given."""
+    return np.load(part, mmap_mode="r") if isinstance(part, str) else part
+
+
 def _unpickle(parts: tuple[Any, Any, Any], mean: Any, std: Any) -> ArrayRecords:
-    x, y, users = (np.load(p, mmap_mode="r") if isinstance(p, str) else p for p in parts)
+    x, y, users = (unpacked(part) for part in parts)
     return ArrayRecords(x, y, users, mean, std)
