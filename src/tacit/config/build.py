@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tacit import data, models, randomness, tasks
+from tacit import models, randomness, tasks
 from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
+from tacit.config.records import build_augment
+from tacit.config.records import build_dataset as build_dataset
 from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
 from tacit.data import Dataset, Population, Subset, partition
 from tacit.engine import Job, Local, Tune
@@ -34,20 +36,6 @@ from tacit.tasks import Task
 
 LANGUAGE = "language"
 """The task whose models predict the next token."""
-
-
-def build_dataset(config: Config) -> Dataset:
-    """The records, fetched if need be."""
-    section = config.data
-    return data.load(
-        section.name,
-        path=section.path,
-        offline=section.offline,
-        size=section.size,
-        image=section.image,
-        label=section.label,
-        user=section.user,
-    )
 
 
 def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -161,6 +149,7 @@ def build_job(
         evaluation_batch=config.evaluate.batch,
         privacy=build_privacy(config, population, algorithm, local),
         public=split_public(config, dataset)[0],
+        augment=build_augment(config, dataset),
     )
 
 

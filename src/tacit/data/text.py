@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,8 @@ class Texts:
 class TextRecords:
     """Texts, or pairs of texts, as a model's tokens.
 
-    `take` gives `ids` (one more than the tokenizer's, 0 where a text has ended), `length` and, for pairs whose
-    model tells them apart, `second`; `prepare` makes `input_ids`, `attention_mask` and `token_type_ids` of
+    `take` gives `ids` (one more than the tokenizer's; 0 after a text's end), `length` and, for pairs that the
+    model tells apart, `second`; `prepare` makes `input_ids`, `attention_mask` and `token_type_ids` of
     them. Classes are `y` in both. Padding is on the right, where masks hide it from the model: a text's loss
     and gradient do not depend on who shares its batch, but for rounding and the drawing of dropout masks.
 
@@ -173,7 +173,9 @@ class TextRecords:
         if self._rows is None:
             shape = (len(self), HEADER + self.max_length)
             try:
-                self._rows = None if self._keep is None else _mapped(self._file(self._keep), self._dtype, shape)
+                self._rows = (
+                    None if self._keep is None else _mapped(self._file(self._keep), self._dtype, shape)
+                )
             except OSError:
                 self._rows = None
             if self._rows is None:  # no place to share
@@ -192,7 +194,8 @@ class TextRecords:
 def _complete(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Rows that hold all that they announce. No number in a finished row is 0, so a hole shows."""
     ids = np.count_nonzero(rows[:, HEADER:], axis=1)
-    return (rows[:, 0] > 0) & (rows[:, 1] > 0) & (ids == rows[:, 0].astype(np.int64) - 1)
+    whole: NDArray[np.bool_] = ids == rows[:, 0].astype(np.int64) - 1
+    return whole & (rows[:, 1] > 0)
 
 
 def _mapped(file: Path, dtype: type[Any], shape: tuple[int, int]) -> NDArray[Any]:
@@ -208,12 +211,29 @@ def _mapped(file: Path, dtype: type[Any], shape: tuple[int, int]) -> NDArray[Any
     return np.memmap(file, dtype, "r+", shape=shape)
 
 
+def write_texts(folder: Path, name: str, texts: Iterable[str]) -> None:
+    """Texts as two `.npy` files, for `read_texts`."""
+    packed_texts = Texts.of(texts)
+    np.save(folder / f"{name}.npy", packed_texts.data)
+    np.save(folder / f"{name}_offsets.npy", packed_texts.offsets)
+
+
+def read_texts(arrays: Mapping[str, NDArray[Any]], name: str) -> Texts | None:
+    """The texts that `write_texts` called `name`, among the arrays of a folder."""
+    return Texts(arrays[name], arrays[f"{name}_offsets"]) if name in arrays else None
+
+
 def _texts(data: Any, offsets: Any) -> Texts:
     return Texts(unpacked(data), unpacked(offsets))
 
 
 def _records(
-    texts: Texts, tokenizer: Tokenizer, most: int, parts: tuple[Any, Any], pairs: Texts | None, keep: Path | None
+    texts: Texts,
+    tokenizer: Tokenizer,
+    most: int,
+    parts: tuple[Any, Any],
+    pairs: Texts | None,
+    keep: Path | None,
 ) -> TextRecords:
     labels, users = (unpacked(part) for part in parts)
     return TextRecords(texts, tokenizer, most, labels, users, pairs, keep)

@@ -126,8 +126,8 @@ def from_folder(folder: Path) -> FromFolder:
     except Exception as error:  # transformers raises several kinds for files that are not there or not right
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"{folder} holds no tokenizer that can be read ({lines[0][:120]}); put the model's tokenizer.json "
-            "(or vocab.txt, with tokenizer_config.json) there, or name another as data.tokenizer"
+            f"{folder} holds no tokenizer that can be read ({lines[0][:120]}); put the model's "
+            "tokenizer.json (or vocab.txt, with tokenizer_config.json) there, or set data.tokenizer"
         ) from None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -36,10 +36,12 @@ class LocalWork:
         queries: int,
         public: Iterator[NDArray[np.int64]] | None = None,
         descent: Descent | None = None,
+        augment: Callable[[Batch, NDArray[np.int64], int], Batch] | None = None,
     ) -> None:
         """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
 
-        `descent`: the short way to an SGD step, for plain gradients.
+        `descent`: the short way to an SGD step, for plain gradients. `augment`: what changes a batch, given
+        its records' places and the number of batches before it.
         """
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
@@ -51,6 +53,7 @@ class LocalWork:
         self._gradients, self._lr, self._queries, self._public = gradients, order.lr, queries, public
         self._initial_personal = initial_personal
         self._descent = descent if local.clip is None and not local.weight_decay else None
+        self._augment, self._drawn = augment, 0
         self._noted: dict[str, list[float]] = {}
         # A client's records are gathered once, in their stored form; a batch is then a cheap row selection.
         self._data = records.take(indices)
@@ -152,7 +155,10 @@ class LocalWork:
             return False
         chosen = torch.from_numpy(rows)
         batch = {name: values.index_select(0, chosen) for name, values in self._data.items()}
+        if self._augment is not None:
+            batch = self._augment(batch, rows, self._drawn)
         self._batch = self._records.prepare(batch)
+        self._drawn += 1
         self._asked = 0
         return True
 

@@ -11,9 +11,9 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from tacit import randomness
 from tacit.algorithms import Algorithm
-from tacit.data import Population, Records
+from tacit.data import Batch, Population, Records
+from tacit.data.augment import Augment
 from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients
 from tacit.engine.memory import MemoryStore
@@ -64,6 +65,8 @@ class Job:
     privacy: Privacy | None = None
     public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Records that belong to no client and need no protection."""
+    augment: Augment | None = None
+    """Random changes to the records a client trains on; never to those that judge a model."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -132,6 +135,7 @@ class Worker:
             queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
             public=self._public(order, client),
             descent=self._descent,
+            augment=self._augment(order, client),
         )
         try:
             upload, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
@@ -224,6 +228,11 @@ class Worker:
         }
         self._bits.state = state
         return np.random.Generator(self._bits)
+
+    def _augment(self, order: Order, client: int) -> Callable[[Batch, NDArray[np.int64], int], Batch] | None:
+        if self.job.augment is None:
+            return None
+        return partial(self.job.augment, key=randomness.key(self.job.seed, "augment", order.round, client))
 
     def _public(self, order: Order, client: int) -> Iterator[NDArray[np.int64]] | None:
         public = self.job.public
