@@ -35,7 +35,7 @@ def build_dataset(config: Config) -> Dataset:
 
 def build_tokenizer(config: Config) -> Tokenizer:
     """The tokenizer that `data.tokenizer` names, or the model's own."""
-    name = config.data.tokenizer or config.model.options.get("hub")
+    name = config.data.tokenizer or config.model.hub
     if name is None:
         raise UserError(
             "data.tokenizer: texts need one, and this model brings none; give a folder, a name on the hub, "

@@ -1,13 +1,14 @@
 """Random changes to training pictures, a whole batch at a time.
 
-What a picture becomes is a function of the client's key, of the step and of the picture's own place among
-the client's records. It does not depend on which other pictures share the batch: given the key, a record's
-gradient is as much a function of that record alone as it is without augmentation, so the clipped sum has the
-same sensitivity, and the key need not be secret. (Dropout's masks, by comparison, must be.)
+What a picture becomes is a function of the client's key for this round, of the step and of the picture's own
+place among the client's records; it does not depend on which other pictures share the batch. So each clipped
+gradient is that of one record alone, and the sum's sensitivity is what it is without augmentation. A record
+more or less moves the places of those after it, which nobody can tell as long as the key is secret: under a
+guarantee for examples it is (see `Worker`), like every other coin.
 
 >>> pictures = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
 >>> Augment(crop=1)({"x": pictures}, np.array([4]), step=0, key=1)["x"][0, 0].tolist()
-[[0, 0, 0], [1, 2, 0], [4, 5, 0]]
+[[0, 0, 0], [0, 0, 1], [0, 3, 4]]
 """
 
 from __future__ import annotations
@@ -44,10 +45,8 @@ class Augment:
 
 
 def _coins(key: int, step: int, rows: NDArray[np.int64], purpose: int) -> Tensor:
-    # Half of the bits: torch has no arithmetic for unsigned ones.
-    return torch.from_numpy(
-        (randomness.scattered(key, step, purpose, rows) >> np.uint64(32)).astype(np.int64)
-    )
+    bits = randomness.scattered(key, step, purpose, rows)
+    return torch.from_numpy((bits >> np.uint64(1)).astype(np.int64))  # torch cannot reckon with unsigned ones
 
 
 def _cut(pictures: Tensor, margin: int, down: Tensor, right: Tensor) -> Tensor:

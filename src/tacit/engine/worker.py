@@ -179,10 +179,15 @@ class Worker:
                 owner[name] = buffer
                 self._fresh[i] = (owner, name, buffer, buffer._version, first)
 
+    @property
+    def _secret_coins(self) -> bool:
+        """Under a guarantee for examples, whatever a client tosses for its records must stay unknown."""
+        privacy = self.job.privacy
+        return self._clipped is not None and privacy is not None and not privacy.simulated
+
     def _seed(self, order: Order, client: int) -> None:
         """Seed torch for one client (dropout)."""
-        privacy = self.job.privacy
-        if self._clipped is not None and privacy is not None and not privacy.simulated:
+        if self._secret_coins:
             # One record more or less moves the masks of those after it in a batch. That is covered if masks
             # are coins like any other; whoever knew them could see far more than one clipped gradient.
             torch.manual_seed(secrets.randbits(63))
@@ -232,7 +237,8 @@ class Worker:
     def _augment(self, order: Order, client: int) -> Callable[[Batch, NDArray[np.int64], int], Batch] | None:
         if self.job.augment is None:
             return None
-        return partial(self.job.augment, key=randomness.key(self.job.seed, "augment", order.round, client))
+        key = randomness.key(self.job.seed, "augment", order.round, client)
+        return partial(self.job.augment, key=secrets.randbits(64) if self._secret_coins else key)
 
     def _public(self, order: Order, client: int) -> Iterator[NDArray[np.int64]] | None:
         public = self.job.public

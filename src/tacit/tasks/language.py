@@ -6,7 +6,8 @@ than a short one when gradients are clipped and averaged. Evaluation is over tok
 >>> uniform = lambda input_ids, attention_mask: torch.zeros(*input_ids.shape, 8)
 >>> ids, mask = torch.tensor([[1, 2, 3, 0]]), torch.tensor([[1, 1, 1, 0]])
 >>> sums = Language().evaluate(uniform, {"input_ids": ids, "attention_mask": mask})
->>> {name: round(value, 3) for name, value in Language().summarise({k: float(v) for k, v in sums.items()}).items()}
+>>> metrics = Language().summarise({name: float(value) for name, value in sums.items()})
+>>> {name: round(value, 3) for name, value in metrics.items()}
 {'loss': 2.079, 'perplexity': 8.0, 'bits': 3.0, 'accuracy': 0.0}
 """
 
