@@ -16,7 +16,7 @@ from torch import nn
 from tacit import models, randomness, tasks
 from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
-from tacit.config.records import build_augment
+from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
 from tacit.config.records import build_dataset as build_dataset
 from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
 from tacit.data import Dataset, Population, Subset, partition
@@ -85,6 +85,7 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
         model = _network(config, dataset)
         if section.lora is not None:
             adapt(model, Lora(**section.lora.model_dump()))
+    refuse_tokens(model, dataset)
     if section.train is not None:
         train_only(model, section.train, adapted=section.lora is not None)
     return model
@@ -96,7 +97,7 @@ def _network(config: Config, dataset: Dataset) -> nn.Module:
     if section.hub is not None:
         return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline)
     if section.config is not None:
-        return hub.from_config(section.config, *sizes, task == LANGUAGE)
+        return hub.from_config(sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE)
     assert section.name is not None  # the schema asks for one of the three
     try:
         return models.build(section.name, *sizes, **section.options)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from tacit import data
 from tacit.config.schema import Config
@@ -11,6 +14,9 @@ from tacit.data.augment import Augment
 from tacit.data.tokens import BYTES, Bytes, from_folder
 from tacit.errors import UserError
 from tacit.models.weights import locate
+
+OFFSET = ("roberta", "xlm-roberta", "camembert")
+"""Models that number places from the padding's id on, and so have fewer than their config says."""
 
 
 def build_dataset(config: Config) -> Dataset:
@@ -51,6 +57,33 @@ def build_tokenizer(config: Config) -> Tokenizer:
             f"data.max_length: {name} reads at most {tokenizer.longest} tokens, not {config.data.max_length}"
         )
     return tokenizer
+
+
+def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str, Any] | str:
+    """A transformers config as it is given, and what the tokenizer decides where that is left out."""
+    if dataset.tokenizer is None or isinstance(config, str):
+        return config
+    return {"vocab_size": dataset.tokenizer.vocabulary, "pad_token_id": dataset.tokenizer.pad, **config}
+
+
+def refuse_tokens(model: nn.Module, dataset: Dataset) -> None:
+    """A model whose tables are too small would fail at the first rare token, or at the first long text."""
+    config = getattr(model, "config", None)
+    if dataset.tokenizer is None or config is None:
+        return
+    known, wanted = getattr(config, "vocab_size", None), dataset.tokenizer.vocabulary
+    if known is not None and known < wanted:
+        raise UserError(
+            f"data.tokenizer: the tokenizer has {wanted} tokens and the model {known}; they belong together, "
+            "so name the model's own, or give model.config a vocab_size"
+        )
+    places = getattr(config, "max_position_embeddings", None)
+    if places is not None and config.model_type in OFFSET:
+        places -= config.pad_token_id + 1
+    if places is not None and dataset.shape[0] > places:
+        raise UserError(
+            f"data.max_length: the model reads at most {places} tokens, not {dataset.shape[0]}; lower it"
+        )
 
 
 def build_augment(config: Config, dataset: Dataset) -> Augment | None:

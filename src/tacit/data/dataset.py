@@ -260,7 +260,7 @@ def _generic(
         source = hub.Source("hub", name.removeprefix(HUB))
     elif name == FOLDER:
         assert path is not None
-        source = hub.Source(str(path) if columns.text else hub.PICTURES, path)
+        source = hub.Source(hub.ROWS if columns.text else hub.PICTURES, path)
     else:
         assert path is not None
         source = hub.Source(name, path)

@@ -27,6 +27,8 @@ from tacit.errors import UserError
 
 PICTURES = "imagefolder"
 """`datasets`' own name for a folder of pictures with one sub-folder for each class."""
+ROWS = "rows"
+"""A folder whose files say by their names what they are."""
 PARTS = ("text", "pair")
 """What the first and the second text of a record are called in the cache."""
 TIMEOUT = 3.0
@@ -199,13 +201,15 @@ def first_line(error: Exception) -> str:
 def _from_files(source: Source, scratch: str) -> Any:
     import datasets
 
-    where = Path(source.where)
-    place = {"data_dir": str(where)} if where.is_dir() else {"data_files": str(where)}
+    where, kind = Path(source.where), source.kind
     try:
-        return datasets.load_dataset(source.kind, **place, cache_dir=scratch)
+        if kind == ROWS:
+            return datasets.load_dataset(str(where), cache_dir=scratch)
+        place = {"data_dir": str(where)} if where.is_dir() else {"data_files": str(where)}
+        return datasets.load_dataset(kind, **place, cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
-        kind = "a folder of pictures" if source.kind == PICTURES else source.kind
-        raise UserError(f"{where} cannot be read as {kind} ({first_line(error)})") from None
+        what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
+        raise UserError(f"{where} cannot be read as {what} ({first_line(error)})") from None
 
 
 def _train_and_test(splits: Any) -> tuple[Any, Any]:
