@@ -73,22 +73,25 @@ class Watched(ArrayRecords):
     """Records that remember every batch that was prepared."""
 
     seen: list[Batch]
+    most: int
 
     def prepare(self, batch: Batch) -> Batch:
         self.seen.append(batch)
+        if len(self.seen) > self.most:
+            raise RuntimeError("power cut")
         return super().prepare(batch)
 
 
-def run(folder: Path, rounds: int = 2, **changes: Any) -> tuple[list[Batch], list[Batch], torch.Tensor]:
+def run(folder: Path, most: int = 1000, **changes: Any) -> tuple[list[Batch], list[Batch], torch.Tensor]:
     """What was trained on, what was tested on, and the model that came out."""
     rng = np.random.default_rng(0)
     parts = []
     for n in (24, 8):
         part = Watched(rng.integers(0, 256, (n, 1, 8, 8), np.uint8), np.arange(n) % 2)
-        part.seen = []
+        part.seen, part.most = [], most
         parts.append(part)
     values = {
-        "rounds": rounds,
+        "rounds": 2,
         "data": {"name": "fashion-mnist-slice", "partition": {"kind": "iid", "clients": 4},
                  "augment": {"crop": 2, "flip": True}},
         "model": "logistic", "cohort": 2, "local": {"steps": 3, "batch": 4, "lr": 0.1},
@@ -119,12 +122,19 @@ def test_the_same_run_changes_pictures_the_same_way_whatever_the_engine(tmp_path
     assert torch.equal(first[2], elsewhere[2])
 
 
+def test_a_run_that_breaks_off_goes_on_with_the_same_changes(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path / "broken", most=8)  # in the second of two rounds of six batches
+    rest = run(tmp_path / "broken")
+    assert torch.equal(rest[2], whole[2])
+    assert all(torch.equal(a["x"], b["x"]) for a, b in zip(rest[0], whole[0][6:], strict=True))
+
+
 def test_a_guarantee_for_examples_keeps_its_coins_secret(tmp_path: Path) -> None:
-    private = {
-        "privacy": {"unit": "example", "noise": 1.0, "clip": 0.1, "delta": 1e-4},
-        "method": "dp-fedavg",
-    }
-    seeded = {**private, "privacy": {**private["privacy"], "entropy": "seed"}}  # type: ignore[dict-item]
+    guarantee = {"unit": "example", "noise": 1.0, "clip": 0.1, "delta": 1e-4}
+    private = {"method": "dp-fedavg", "privacy": guarantee}
+    seeded = {**private, "privacy": {**guarantee, "entropy": "seed"}}
     once, twice = (run(tmp_path / name, **seeded)[0] for name in "ab")
     assert all(torch.equal(a["x"], b["x"]) for a, b in zip(once, twice, strict=True))
     secret = [torch.cat([b["x"].flatten() for b in run(tmp_path / name, **private)[0]]) for name in "cd"]
