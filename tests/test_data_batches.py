@@ -81,16 +81,16 @@ def test_an_empty_batch_size_is_refused() -> None:
 @given(
     sizes=st.lists(st.integers(0, 7), max_size=12),
     n=st.integers(1, 9),
-    batchwise=st.booleans(),
+    joint=st.booleans(),
     small=st.booleans(),
 )
 def test_gathered_batches_are_the_records_asked_for(
-    sizes: list[int], n: int, batchwise: bool, small: bool
+    sizes: list[int], n: int, joint: bool, small: bool
 ) -> None:
     """However many are copied and prepared at once, each batch is what taking it alone would give."""
     rng = np.random.default_rng(0)
     records = ArrayRecords(rng.integers(0, 256, (20, 1, 2, 2), np.uint8), np.arange(20), mean=0.4, std=0.3)
-    records.batchwise = batchwise  # type: ignore[attr-defined]
+    records.joint = joint
     indices = rng.permutation(20)[:n]
     rows = [rng.integers(0, n, size) for size in sizes]
     with pytest.MonkeyPatch.context() as patch:

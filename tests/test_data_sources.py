@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import tacit.data.dataset as dataset
-from tacit.data import cache, check, fetch, hub, load, names
+from tacit.data import cache, check, fetch, hub, load, names, obtain
 from tacit.data.decode import cifar10, idx
 from tacit.data.known import KNOWN
 from tacit.errors import UserError
@@ -133,7 +132,7 @@ def test_a_path_comes_before_the_hub_and_may_be_archive_or_folder(registry: Path
         (folder / (Path(name).name + ".gz")).write_bytes(gzip.compress(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub, "download_known", never)
-        patch.setattr(dataset, "fetch", never)
+        patch.setattr(obtain, "fetch", never)
         for number, path in enumerate((folder, registry)):
             patch.setenv("TACIT_CACHE", str(tmp_path / f"cache{number}"))
             assert load("mnist", path).test.take(np.array([3]))["y"].item() == TEST_Y[3]
@@ -309,7 +308,7 @@ def test_without_client_and_hub_the_three_ways_are_named(monkeypatch: pytest.Mon
 
 def test_options_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(UserError, match="are fixed"):
-        load("fashion-mnist-slice", size=32)
+        load("fashion-mnist-slice", label="kind")
 
 
 def test_every_name_comes_with_licence_and_origin() -> None:

@@ -13,9 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tacit import data, models, randomness, tasks
+from tacit import models, randomness, tasks
 from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
+from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
+from tacit.config.records import build_dataset as build_dataset
 from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
 from tacit.data import Dataset, Population, Subset, partition
 from tacit.engine import Job, Local, Tune
@@ -34,20 +36,6 @@ from tacit.tasks import Task
 
 LANGUAGE = "language"
 """The task whose models predict the next token."""
-
-
-def build_dataset(config: Config) -> Dataset:
-    """The records, fetched if need be."""
-    section = config.data
-    return data.load(
-        section.name,
-        path=section.path,
-        offline=section.offline,
-        size=section.size,
-        image=section.image,
-        label=section.label,
-        user=section.user,
-    )
 
 
 def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -97,6 +85,7 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
         model = _network(config, dataset)
         if section.lora is not None:
             adapt(model, Lora(**section.lora.model_dump()))
+    refuse_tokens(model, dataset)
     if section.train is not None:
         train_only(model, section.train, adapted=section.lora is not None)
     return model
@@ -116,7 +105,7 @@ def _network(config: Config, dataset: Dataset) -> nn.Module:
     if section.hub is not None:
         return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline)
     if section.config is not None:
-        return hub.from_config(section.config, *sizes, task == LANGUAGE)
+        return hub.from_config(sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE)
     assert section.name is not None  # the schema asks for one of the three
     try:
         return models.build(section.name, *sizes, **section.options)
@@ -169,6 +158,7 @@ def build_job(
         evaluation_batch=config.evaluate.batch,
         privacy=build_privacy(config, population, algorithm, local),
         public=split_public(config, dataset)[0],
+        augment=build_augment(config, dataset),
     )
 
 

@@ -127,12 +127,28 @@ class MethodChoice(Named):
     name: str = "fedavg"
 
 
+class Normalise(Section):
+    """What is subtracted from pixels between 0 and 1, and divided by: one number, or one for each channel."""
+
+    mean: Annotated[tuple[float, ...], Field(min_length=1)]
+    std: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+
+
+class Augment(Section):
+    """Random changes to training pictures."""
+
+    crop: Annotated[int, Field(ge=0)] = 0
+    """Black pixels added on every side before a part of the old size is cut out at random."""
+    flip: bool = False
+    """Mirror half of the pictures, left to right."""
+
+
 class Data(Section):
     """Which records, and how they are split among clients."""
 
     name: str
     path: str | None = None
-    """A folder that holds the data set, instead of fetching it."""
+    """A folder or file that holds the data set, instead of fetching it."""
     partition: Partition
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's records kept for its own test split (0.1 for personalised evaluation)."""
@@ -142,12 +158,26 @@ class Data(Section):
     """Share of the records that belongs to no client and needs no protection (adadps)."""
     offline: bool = False
     """Never ask a hub."""
-    size: PositiveInt | None = None
-    """Resize images of a hub data set or an image folder to this many pixels a side."""
     image: str | None = None
-    """Columns of a hub data set, where their names cannot be guessed: pictures, labels, and users."""
+    """Columns of a hub's or one's own data, where their names cannot be guessed: pictures, labels, users."""
     label: str | None = None
     user: str | None = None
+    text: Annotated[tuple[str, ...], Field(max_length=2)] = ()
+    """Column of texts, or two columns whose texts belong together."""
+    max_length: Annotated[int, Field(ge=4)] = 128
+    """Most tokens of a text; the rest is cut off."""
+    tokenizer: str | None = None
+    """A folder, a name on the hub, or `bytes`; left out, that of `model.hub`."""
+    size: PositiveInt | None = None
+    """Give pictures to the model at this many pixels a side."""
+    normalise: Normalise | None = None
+    """Left out, the customary constants of a known data set, or 0.5 and 0.5."""
+    augment: Augment | None = None
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _bare_column(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
 
 class ConstantSchedule(Section):

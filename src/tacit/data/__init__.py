@@ -1,10 +1,12 @@
 """Data: sources, partitions, populations and batches. Knows numpy, and torch only as the form of a batch."""
 
 from tacit.data.batches import epochs, poisson, steps
-from tacit.data.dataset import Dataset, check, load, names
+from tacit.data.dataset import Dataset, Tokenisation, check, has_texts, load, names
 from tacit.data.partition import Partition, classes_per_client, dirichlet, iid, natural
 from tacit.data.population import Population
 from tacit.data.records import ArrayRecords, Batch, Records, Subset
+from tacit.data.text import TextRecords, Texts
+from tacit.data.tokens import Tokenizer
 
 __all__ = [
     "ArrayRecords",
@@ -14,10 +16,15 @@ __all__ = [
     "Population",
     "Records",
     "Subset",
+    "TextRecords",
+    "Texts",
+    "Tokenisation",
+    "Tokenizer",
     "check",
     "classes_per_client",
     "dirichlet",
     "epochs",
+    "has_texts",
     "iid",
     "load",
     "names",

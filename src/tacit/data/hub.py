@@ -1,6 +1,6 @@
-"""Image data sets of the Hugging Face hub, and folders of pictures, as arrays.
+"""Data sets of the Hugging Face hub, folders of pictures and files of rows, as arrays.
 
-Both go through `datasets`, which knows their many layouts. The hub is asked whether it is there first, and
+All go through `datasets`, which knows their many layouts. The hub is asked whether it is there first, and
 given three seconds for the answer: a machine without it must not wait.
 """
 
@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,15 @@ from rich.console import Console
 from rich.progress import track
 
 from tacit.data.decode import Arrays
+from tacit.data.text import write_texts
 from tacit.errors import UserError
 
+PICTURES = "imagefolder"
+"""`datasets`' own name for a folder of pictures with one sub-folder for each class."""
+ROWS = "rows"
+"""A folder whose files say by their names what they are."""
+PARTS = ("text", "pair")
+"""What the first and the second text of a record are called in the cache."""
 TIMEOUT = 3.0
 """Seconds the hub has to answer before the next source is tried."""
 
@@ -32,22 +39,40 @@ class Unavailable(Exception):
     """The hub, or the data set on it, cannot be reached."""
 
 
+class _Unequal(Exception):
+    """A picture is not as large as the first one."""
+
+
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the picture, the class and the user; guessed where None (a user never is)."""
+    """Which columns hold a record's parts. Picture and class are guessed where None; a text or user never."""
 
     image: str | None = None
     label: str | None = None
     user: str | None = None
+    text: tuple[str, ...] = ()
+    """One column, or two whose texts belong together; none for pictures."""
+    labelled: bool = True
+    """Texts for language modelling need no class."""
 
 
-def key(what: str | Path, columns: Columns, size: int | None) -> str:
-    """A cache key that changes with the name, the options and, for a folder, with any file in it."""
-    files: list[Any] = []
-    if isinstance(what, Path):
-        files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in what.rglob("*") for s in [p.stat()])
-    digest = hashlib.sha256(json.dumps([str(what), astuple(columns), size, files]).encode()).hexdigest()
-    stem = "".join(c if c.isalnum() else "-" for c in Path(what).name)
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from: `hub` and a name there, or a kind of file and its path."""
+
+    kind: str
+    where: str | Path
+
+
+def key(source: Source, columns: Columns, size: int | None) -> str:
+    """A cache key that changes with the name, the options and, for files, with any of them."""
+    where, files = source.where, []
+    if isinstance(where, Path):
+        found = where.rglob("*") if where.is_dir() else [where]
+        files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
+    described = [source.kind, str(where), astuple(columns), size, files]
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
     return f"{stem[:40]}-{digest[:16]}"
 
 
@@ -58,37 +83,71 @@ def download_known(name: str) -> Arrays:
     for split in ("train", "test"):
         table = splits[split]
         columns = _guess(table, Columns())
-        arrays[f"{split}_x"] = np.empty((len(table), *_shape(table, columns, None)), np.uint8)
+        arrays[f"{split}_x"] = np.empty((len(table), *_shape(table, columns)), np.uint8)
         _fill(arrays[f"{split}_x"], table, columns, None)
         arrays[f"{split}_y"] = np.asarray(table[columns.label], np.int64)
     return arrays
 
 
 def convert(
-    what: str | Path, columns: Columns, size: int | None, offline: bool, into: Path, about: dict[str, Any]
+    source: Source, columns: Columns, size: int | None, offline: bool, into: Path, about: dict[str, Any]
 ) -> None:
-    """Write `train_x.npy`, `train_y.npy`, …, `test_users.npy` into a folder, and note classes and licence."""
+    """Write `train_x.npy` (or texts), `train_y.npy`, …, `test_users.npy` into a folder; note the rest."""
     with tempfile.TemporaryDirectory() as scratch:
-        splits = _from_folder(what, scratch) if isinstance(what, Path) else _from_hub(what, offline)
+        where = source.where
+        splits = _from_files(source, scratch) if isinstance(where, Path) else _from_hub(where, offline)
         train, test = _train_and_test(splits)
         _write(train, test, columns, size, into, about)
     about["licence"] = train.info.license or "not stated; see the data set's page"
-    about["origin"] = str(what)
+    about["origin"] = str(where)
 
 
 def _write(
     train: Any, test: Any, columns: Columns, size: int | None, into: Path, about: dict[str, Any]
 ) -> None:
     columns = _guess(train, columns)
-    shape = _shape(train, columns, size)
-    codes, about["classes"] = _classes(train, columns)
+    codes, about["classes"] = _classes(train, columns) if columns.label else (None, 0)
+    if not columns.text:
+        _write_pictures({"train": train, "test": test}, columns, size, into)
     for split, table in (("train", train), ("test", test)):
+        for part, column in zip(PARTS, columns.text, strict=False):
+            write_texts(into, f"{split}_{part}", _texts(table, column))
+        if columns.label is not None:
+            np.save(into / f"{split}_y.npy", _labels(table, columns, codes))
+        if columns.user is not None:
+            np.save(into / f"{split}_users.npy", np.asarray(table[columns.user]))
+
+
+def _texts(table: Any, column: str) -> Iterable[str]:
+    console = Console(stderr=True)
+    for row in track(table.select_columns([column]), "reading texts", console=console, transient=True):
+        if not isinstance(row[column], str):
+            raise UserError(f"column {column!r} holds {row[column]!r}, which is no text")
+        yield row[column]
+
+
+def _write_pictures(tables: dict[str, Any], columns: Columns, size: int | None, into: Path) -> None:
+    """Pictures that are all of one size, and no larger than `size`, are kept as they are: enlarging a batch
+    takes no time, and enlarged pictures would take fifty times the space. Others are resized here, once.
+    """
+    own = _shape(tables["train"], columns)
+    if size is None or max(own[1:]) <= size:
+        try:
+            _fill_all(tables, columns, own, None, into)
+            return
+        except _Unequal as error:
+            if size is None:
+                raise UserError(f"{error}; give a size") from None
+    _fill_all(tables, columns, (own[0], size, size), size, into)
+
+
+def _fill_all(
+    tables: dict[str, Any], columns: Columns, shape: tuple[int, int, int], size: int | None, into: Path
+) -> None:
+    for split, table in tables.items():
         x = np.lib.format.open_memmap(into / f"{split}_x.npy", "w+", np.uint8, (len(table), *shape))
         _fill(x, table, columns, size)
         x.flush()
-        np.save(into / f"{split}_y.npy", _labels(table, columns, codes))
-        if columns.user is not None:
-            np.save(into / f"{split}_users.npy", np.asarray(table[columns.user]))
 
 
 def left_out(offline: bool) -> bool:
@@ -139,13 +198,18 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
 
 
-def _from_folder(folder: Path, scratch: str) -> Any:
+def _from_files(source: Source, scratch: str) -> Any:
     import datasets
 
+    where, kind = Path(source.where), source.kind
     try:
-        return datasets.load_dataset("imagefolder", data_dir=str(folder), cache_dir=scratch)
+        if kind == ROWS:
+            return datasets.load_dataset(str(where), cache_dir=scratch)
+        place = {"data_dir": str(where)} if where.is_dir() else {"data_files": str(where)}
+        return datasets.load_dataset(kind, **place, cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
-        raise UserError(f"{folder} cannot be read as a folder of pictures ({first_line(error)})") from None
+        what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
+        raise UserError(f"{where} cannot be read as {what} ({first_line(error)})") from None
 
 
 def _train_and_test(splits: Any) -> tuple[Any, Any]:
@@ -160,7 +224,7 @@ def _train_and_test(splits: Any) -> tuple[Any, Any]:
 def _guess(table: Any, columns: Columns) -> Columns:
     """Fill in the picture's and the class's column: by type where just one has it, else by usual name."""
     kinds = {name: type(feature).__name__ for name, feature in table.features.items()}
-    for given in astuple(columns):
+    for given in (columns.image, columns.label, columns.user, *columns.text):
         if given is not None and given not in kinds:
             raise UserError(f"the data have no column {given!r}; they have {', '.join(kinds)}")
 
@@ -169,19 +233,22 @@ def _guess(table: Any, columns: Columns) -> Columns:
         named = [name for name in usual if name in kinds]
         if len(typed) == 1 or named:
             return typed[0] if len(typed) == 1 else named[0]
-        raise UserError(f"which column holds the {what}? Name one of {', '.join(kinds)} as `{what}`")
+        raise UserError(
+            f"which column holds the {what}? Name one of {', '.join(kinds)} as `{what}`"
+            + (", or as `text` if there are no pictures" if what == "image" else "")
+        )
 
-    return Columns(
-        columns.image or one("image", "Image", ("image", "img")),
-        columns.label or one("label", "ClassLabel", ("label", "labels")),
-        columns.user,
-    )
+    image, label = columns.image, columns.label
+    if not columns.text:
+        image = image or one("image", "Image", ("image", "img"))
+    if columns.labelled:
+        label = label or one("label", "ClassLabel", ("label", "labels"))
+    return replace(columns, image=image, label=label)
 
 
-def _shape(table: Any, columns: Columns, size: int | None) -> tuple[int, int, int]:
+def _shape(table: Any, columns: Columns) -> tuple[int, int, int]:
     first = table[0][columns.image]
-    channels = 1 if first.mode in ("1", "L", "I;16", "I") else 3
-    return (channels, size, size) if size else (channels, first.height, first.width)
+    return 1 if first.mode in ("1", "L", "I;16", "I") else 3, first.height, first.width
 
 
 def _fill(x: NDArray[np.uint8], table: Any, columns: Columns, size: int | None) -> None:
@@ -194,9 +261,7 @@ def _fill(x: NDArray[np.uint8], table: Any, columns: Columns, size: int | None) 
         if size:
             picture = picture.resize((width, height))
         elif picture.size != (width, height):
-            raise UserError(
-                f"picture {i} is {picture.width} × {picture.height}, not {width} × {height}; give a size"
-            )
+            raise _Unequal(f"picture {i} is {picture.width} × {picture.height}, not {width} × {height}")
         x[i] = np.asarray(picture).reshape(height, width, channels).transpose(2, 0, 1)
 
 

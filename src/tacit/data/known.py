@@ -30,6 +30,10 @@ class Known:
     package: Package
     read: Callable[[Path], Arrays]
 
+    @property
+    def online(self) -> str:
+        return f", so that the hub's {self.hub} can be read"
+
 
 KNOWN = {
     known.name: known

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn import functional
 
 Batch = dict[str, Tensor]
 """Named tensors with the records along dimension 0; for pictures `x` [B, C, H, W] and `y` [B]."""
@@ -56,8 +57,12 @@ class ArrayRecords:
 
     uint8 `x` are pixels: `prepare` maps 0…255 to 0…1 and then normalises by `mean` and `std`, given for all
     channels at once or one each. Floats are normalised if `mean` and `std` are given; other integers (tokens)
-    are left alone. A memory-mapped array is pickled as its file's path, so worker processes share its pages.
+    are left alone. With `size`, pictures come out that many pixels a side (bicubic), however they are stored.
+    A memory-mapped array is pickled as its file's path, so worker processes share its pages.
     """
+
+    joint: bool
+    """Preparing many records at once is as good as batch by batch: it does not make them much larger."""
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class ArrayRecords:
         users: ArrayLike | None = None,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
+        size: int | None = None,
     ) -> None:
         self.x: NDArray[Any] = _array(x)
         self.y: NDArray[Any] = _array(y)
@@ -75,7 +81,9 @@ class ArrayRecords:
         for name, array in (("y", self.y), ("users", self._users)):
             if array is not None and len(array) != len(self.x):
                 raise ValueError(f"x has {len(self.x)} records and {name} has {len(array)}; they must agree")
+        self.joint = size is None
         self.mean, self.std = mean, std
+        self.size = size if size is not None and self.x.shape[2:] != (size, size) else None
         # (x/255 - mean)/std is one multiplication and one addition: x·scale + shift.
         unit = 255.0 if self.x.dtype == np.uint8 else 1.0
         deviation = torch.as_tensor(1.0 if std is None else std, dtype=torch.float64)
@@ -107,11 +115,15 @@ class ArrayRecords:
         if x.dtype == torch.uint8 or (x.is_floating_point() and (self.mean, self.std) != (None, None)):
             # A fresh tensor is made by the product; the sum may then be done in place.
             x = (x * self._scale.to(x.device)).add_(self._shift.to(x.device))
+        if self.size is not None and len(x):
+            x = resize(x, self.size)
+        elif self.size is not None:
+            x = x.new_zeros(0, x.shape[1], self.size, self.size)
         return {**batch, "x": x}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = tuple(_packed(a) for a in (self.x, self.y, self._users))
-        return _unpickle, (parts, self.mean, self.std)
+        parts = tuple(packed(a) for a in (self.x, self.y, self._users))
+        return _unpickle, (parts, self.mean, self.std, self.size)
 
 
 class Subset:
@@ -140,6 +152,14 @@ class Subset:
         return self._records.prepare(batch)
 
 
+def resize(pictures: Tensor, size: int) -> Tensor:
+    """Pictures [B, C, H, W] of floats at `size` × `size`: bicubic, and without aliasing if they shrink."""
+    shrink = size < max(pictures.shape[2:])
+    return functional.interpolate(
+        pictures, (size, size), mode="bicubic", align_corners=False, antialias=shrink
+    )
+
+
 def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
     if isinstance(values, Tensor):
         return values.numpy()
@@ -152,13 +172,18 @@ def _per_channel(values: Tensor, ndim: int) -> Tensor:
     return values.view(-1, *[1] * (ndim - 2)) if values.ndim else values
 
 
-def _packed(array: NDArray[Any] | None) -> NDArray[Any] | str | None:
+def packed(array: NDArray[Any] | None) -> NDArray[Any] | str | None:
     """A whole `.npy` memory map becomes its path; a view of one, or any other array, travels by value."""
     if isinstance(array, np.memmap) and isinstance(array.base, mmap) and str(array.filename).endswith(".npy"):
         return str(array.filename)
     return array
 
 
-def _unpickle(parts: tuple[Any, Any, Any], mean: Any, std: Any) -> ArrayRecords:
-    x, y, users = (np.load(p, mmap_mode="r") if isinstance(p, str) else p for p in parts)
-    return ArrayRecords(x, y, users, mean, std)
+def unpacked(part: Any) -> Any:
+    """What `packed` was given."""
+    return np.load(part, mmap_mode="r") if isinstance(part, str) else part
+
+
+def _unpickle(parts: tuple[Any, Any, Any], mean: Any, std: Any, size: int | None) -> ArrayRecords:
+    x, y, users = (unpacked(part) for part in parts)
+    return ArrayRecords(x, y, users, mean, std, size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import fsum
 
@@ -37,10 +37,12 @@ class LocalWork:
         queries: int,
         public: Iterator[NDArray[np.int64]] | None = None,
         descent: Descent | None = None,
+        augment: Callable[[Batch, NDArray[np.int64], int], Batch] | None = None,
     ) -> None:
         """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
 
-        `descent`: the short way to an SGD step, for plain gradients.
+        `descent`: the short way to an SGD step, for plain gradients. `augment`: what changes a batch, given
+        its records' places and the number of batches before it.
         """
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
@@ -52,6 +54,7 @@ class LocalWork:
         self._gradients, self._lr, self._queries, self._public = gradients, order.lr, queries, public
         self._initial_personal = initial_personal
         self._descent = descent if local.clip is None and not local.weight_decay else None
+        self._augment, self._drawn = augment, 0
         self._noted: dict[str, list[float]] = {}
         self._indices = indices
         self._batches: Iterator[Batch] = iter(())
@@ -93,7 +96,9 @@ class LocalWork:
         self._passes += 1
         if self._passes > 1 and self._gradients.noise_variance:
             raise RuntimeError("a second pass over the records is not charged; example-level privacy has one")
-        self._batches = batches.gather(self._records, self._indices, self._gradients.rows(self.examples))
+        rows = self._gradients.rows(self.examples)
+        augment = None if self._augment is None else self._augmented
+        self._batches = batches.gather(self._records, self._indices, rows, augment)
         while self._draw():
             self.count += 1
             self.travel += self._lr
@@ -145,6 +150,11 @@ class LocalWork:
         with torch.enable_grad():
             loss = self._gradients.fill(self._flat, self._batch, self._task, scale)
         self._losses.append(loss.expand(batch_size(self._batch)))
+
+    def _augmented(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
+        assert self._augment is not None
+        self._drawn += 1
+        return self._augment(batch, rows, self._drawn - 1)
 
     def _draw(self) -> bool:
         batch = next(self._batches, None)

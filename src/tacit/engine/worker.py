@@ -11,9 +11,9 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from tacit import randomness
 from tacit.algorithms import Algorithm
-from tacit.data import Population, Records, batches
+from tacit.data import Batch, Population, Records, batches
+from tacit.data.augment import Augment
 from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients
 from tacit.engine.memory import MemoryStore
@@ -64,6 +65,8 @@ class Job:
     privacy: Privacy | None = None
     public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Records that belong to no client and need no protection."""
+    augment: Augment | None = None
+    """Random changes to the records a client trains on; never to those that judge a model."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -132,6 +135,7 @@ class Worker:
             queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
             public=self._public(order, client),
             descent=self._descent,
+            augment=self._augment(order, client),
         )
         try:
             upload, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
@@ -175,10 +179,15 @@ class Worker:
                 owner[name] = buffer
                 self._fresh[i] = (owner, name, buffer, buffer._version, first)
 
+    @property
+    def _secret_coins(self) -> bool:
+        """Under a guarantee for examples, whatever a client tosses for its records must stay unknown."""
+        privacy = self.job.privacy
+        return self._clipped is not None and privacy is not None and not privacy.simulated
+
     def _seed(self, order: Order, client: int) -> None:
         """Seed torch for one client (dropout)."""
-        privacy = self.job.privacy
-        if self._clipped is not None and privacy is not None and not privacy.simulated:
+        if self._secret_coins:
             # One record more or less moves the masks of those after it in a batch. That is covered if masks
             # are coins like any other; whoever knew them could see far more than one clipped gradient.
             torch.manual_seed(secrets.randbits(63))
@@ -224,6 +233,12 @@ class Worker:
         }
         self._bits.state = state
         return np.random.Generator(self._bits)
+
+    def _augment(self, order: Order, client: int) -> Callable[[Batch, NDArray[np.int64], int], Batch] | None:
+        if self.job.augment is None:
+            return None
+        key = randomness.key(self.job.seed, "augment", order.round, client)
+        return partial(self.job.augment, key=secrets.randbits(64) if self._secret_coins else key)
 
     def _public(self, order: Order, client: int) -> Iterator[NDArray[np.int64]] | None:
         public = self.job.public

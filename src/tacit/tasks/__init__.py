@@ -11,8 +11,9 @@ from tacit.errors import UserError
 from tacit.tasks.answers import ask
 from tacit.tasks.base import Task
 from tacit.tasks.classification import Classification
+from tacit.tasks.language import Language
 
-NAMES: dict[str, Callable[..., Task]] = {"classification": Classification}
+NAMES: dict[str, Callable[..., Task]] = {"classification": Classification, "language": Language}
 """Every task by name; its options are keyword arguments."""
 
 
@@ -35,4 +36,4 @@ def build(name: str, **options: Any) -> Task:
     return NAMES[name](**options)
 
 
-__all__ = ["NAMES", "Classification", "Task", "ask", "build"]
+__all__ = ["NAMES", "Classification", "Language", "Task", "ask", "build"]

@@ -1,0 +1,96 @@
+"""From a checked config to records: the data set, and the tokenizer that its texts need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tacit import data
+from tacit.config.schema import Config
+from tacit.data import Dataset, Tokenizer
+from tacit.data.augment import Augment
+from tacit.data.tokens import BYTES, Bytes, from_folder
+from tacit.errors import UserError
+from tacit.models.weights import locate
+
+OFFSET = ("roberta", "xlm-roberta", "camembert")
+"""Models that number places from the padding's id on, and so have fewer than their config says."""
+
+
+def build_dataset(config: Config) -> Dataset:
+    """The records, fetched if need be."""
+    section, normalise = config.data, config.data.normalise
+    texts = data.has_texts(section.name, section.text)
+    return data.load(
+        section.name,
+        path=section.path,
+        offline=section.offline,
+        image=section.image,
+        label=section.label,
+        user=section.user,
+        text=section.text,
+        labelled=config.task is None or config.task.name != "language",
+        size=section.size,
+        mean=None if normalise is None else normalise.mean,
+        std=None if normalise is None else normalise.std,
+        tokens=data.Tokenisation(build_tokenizer(config), section.max_length) if texts else None,
+    )
+
+
+def build_tokenizer(config: Config) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` names, or the model's own."""
+    name = config.data.tokenizer or config.model.hub
+    if name is None:
+        raise UserError(
+            "data.tokenizer: texts need one, and this model brings none; give a folder, a name on the hub, "
+            "minilm, or bytes"
+        )
+    if name == BYTES:
+        return Bytes()
+    folder = Path(name).expanduser()
+    # A folder needs a tokenizer alone; `locate` asks for a whole model.
+    tokenizer = from_folder(folder if folder.is_dir() else locate(name, config.data.offline))
+    if config.data.max_length > tokenizer.longest:
+        raise UserError(
+            f"data.max_length: {name} reads at most {tokenizer.longest} tokens, not {config.data.max_length}"
+        )
+    return tokenizer
+
+
+def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str, Any] | str:
+    """A transformers config as it is given, and what the tokenizer decides where that is left out."""
+    if dataset.tokenizer is None or isinstance(config, str):
+        return config
+    return {"vocab_size": dataset.tokenizer.vocabulary, "pad_token_id": dataset.tokenizer.pad, **config}
+
+
+def refuse_tokens(model: nn.Module, dataset: Dataset) -> None:
+    """A model whose tables are too small would fail at the first rare token, or at the first long text."""
+    config = getattr(model, "config", None)
+    if dataset.tokenizer is None or config is None:
+        return
+    known, wanted = getattr(config, "vocab_size", None), dataset.tokenizer.vocabulary
+    if known is not None and known < wanted:
+        raise UserError(
+            f"data.tokenizer: the tokenizer has {wanted} tokens and the model {known}; they belong together, "
+            "so name the model's own, or give model.config a vocab_size"
+        )
+    places = getattr(config, "max_position_embeddings", None)
+    if places is not None and config.model_type in OFFSET:
+        places -= config.pad_token_id + 1
+    if places is not None and dataset.shape[0] > places:
+        raise UserError(
+            f"data.max_length: the model reads at most {places} tokens, not {dataset.shape[0]}; lower it"
+        )
+
+
+def build_augment(config: Config, dataset: Dataset) -> Augment | None:
+    """What changes training pictures, if anything does."""
+    section = config.data.augment
+    if section is None:
+        return None
+    if len(dataset.shape) != 3:
+        raise UserError(f"data.augment: {dataset.name} is no set of pictures; leave it out")
+    return Augment(section.crop, section.flip)

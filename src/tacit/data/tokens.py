@@ -1,0 +1,140 @@
+"""From text to numbers: what turns a text into tokens.
+
+A tokenizer belongs to a model, so it comes from the model's own folder (`from_folder`); `Bytes` needs no
+files at all, for models that are trained from scratch.
+
+>>> tokenizer = Bytes()
+>>> tokenizer(["hé", ""], None, most=8)
+[Tokens(ids=[256, 104, 195, 169, 257], second=0), Tokens(ids=[256, 257], second=0)]
+>>> tokenizer(["good morning"], None, most=4)[0].ids
+[256, 103, 111, 257]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from tacit.errors import UserError
+
+BYTES = "bytes"
+"""The name of the tokenizer that needs no files."""
+
+
+class Tokens(NamedTuple):
+    """One text, or two texts that belong together, as a model reads them."""
+
+    ids: list[int]
+    second: int
+    """Where the second text starts; 0 if there is one text alone."""
+
+
+class Tokenizer(Protocol):
+    """Turns texts into tokens. Anything with these members will do; the same text always gives the same."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with whatever changes a token, so that kept tokens are never another tokenizer's."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Every id is below this."""
+
+    @property
+    def pad(self) -> int:
+        """The id that fills up a batch; attention masks hide it from the model."""
+
+    @property
+    def segments(self) -> bool:
+        """Whether the model is told which tokens are of the second text (`token_type_ids`)."""
+
+    def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None, most: int) -> list[Tokens]:
+        """At most `most` tokens of each text (with the second one of `pairs`), truncated at the end."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """UTF-8 bytes between a start (256) and an end (257); what fills up is 258."""
+
+    fingerprint: str = BYTES
+    vocabulary: int = 259
+    pad: int = 258
+    segments: bool = False
+
+    def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None, most: int) -> list[Tokens]:
+        seconds = [""] * len(texts) if pairs is None else pairs
+        return [self._one(a, b, most) for a, b in zip(texts, seconds, strict=True)]
+
+    def _one(self, text: str, pair: str, most: int) -> Tokens:
+        first, second = text.encode()[: most - 2], pair.encode()
+        if not second:
+            return Tokens([256, *first, 257], 0)
+        # Both are shortened, the longer one first, so that neither vanishes.
+        room = most - 3
+        keep = min(len(second), max(room // 2, room - len(first)))
+        first = first[: room - keep]
+        return Tokens([256, *first, 257, *second[:keep], 257], len(first) + 2)
+
+
+class FromFolder:
+    """A transformers tokenizer, without its many options."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # Asked now: a tokenizer's own description changes once it has truncated something.
+        self.fingerprint: str = _fingerprint(tokenizer)
+        self.vocabulary: int = len(tokenizer)
+        self.segments: bool = "token_type_ids" in tokenizer.model_input_names
+        # GPT-2's kind has nothing to fill up with; since masks hide it, any id will do.
+        self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.longest: int = tokenizer.model_max_length
+
+    def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None, most: int) -> list[Tokens]:
+        encoded = self._tokenizer(
+            list(texts),
+            None if pairs is None else list(pairs),
+            truncation=True,
+            max_length=most,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=self.segments,
+        )
+        ids: list[list[int]] = encoded["input_ids"]
+        if pairs is None or not self.segments:
+            return [Tokens(one, 0) for one in ids]
+        return [
+            Tokens(one, kinds.index(1) if 1 in kinds else 0)
+            for one, kinds in zip(ids, encoded["token_type_ids"], strict=True)
+        ]
+
+
+def from_folder(folder: Path) -> FromFolder:
+    """The tokenizer that lies beside a model's weights; no network is touched."""
+    try:
+        import transformers  # seconds of imports that runs on pictures do not need
+    except ImportError:
+        raise UserError(
+            "texts need a tokenizer of transformers; install it with `pip install 'tacit[transformers]'`"
+        ) from None
+    try:
+        return FromFolder(transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+    except Exception as error:  # transformers raises several kinds for files that are not there or not right
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"{folder} holds no tokenizer that can be read ({lines[0][:120]}); put the model's "
+            "tokenizer.json (or vocab.txt, with tokenizer_config.json) there, or set data.tokenizer"
+        ) from None
+
+
+def _fingerprint(tokenizer: Any) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        body = backend.to_str()
+    else:
+        body = json.dumps([type(tokenizer).__name__, tokenizer.get_vocab()], sort_keys=True)
+    return hashlib.sha256(body.encode()).hexdigest()
