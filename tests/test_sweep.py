@@ -14,6 +14,8 @@ import pytest
 
 from test_cli import GOOD, tacit
 
+from tacit.report import compare
+
 SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 0.1") + (
     "name: mini\n"
     "sweep:\n"
@@ -136,3 +138,12 @@ def test_compare_refuses_what_is_no_run(command) -> None:
     code, _, err = command("compare", "nowhere")
     assert code == 2
     assert "no run there" in err
+
+
+def test_seeds_whose_noise_was_found_for_one_budget_are_one_row() -> None:
+    def run(seed: int, noise: float) -> compare.Run:
+        config = {"seed": seed, "method": {"name": "dp-fedavg"}, "privacy": {"epsilon": 3.0, "noise": noise}}
+        return compare.Run(Path(f"{seed}-{noise}"), config, [{"round": 1, "accuracy": 0.5}])
+
+    assert [len(row.runs) for row in compare.rows([run(0, 1.0), run(1, 1.1), run(2, 1.0)])] == [3]
+    assert [len(row.runs) for row in compare.rows([run(0, 1.0), run(1, 1.0), run(0, 2.0)])] == [2, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,17 +89,16 @@ def find_runs(places: Iterable[Path]) -> list[Run]:
 
 def rows(runs: Sequence[Run]) -> list[Row]:
     """Runs grouped by everything but the seed, labelled by what differs between the groups."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(json.dumps(_compared(run.config), sort_keys=True), []).append(run)
-    flat = [_flat(_compared(members[0].config)) for members in groups.values()]
+    groups = []
+    for members in _grouped(runs, _without_noise):
+        seeds = {run.config.get("seed") for run in members}
+        # One seed with two noises: whoever set the budget also set the noise.
+        groups += [members] if len(seeds) == len(members) else _grouped(members, _compared)
+    flat = [_flat(_compared(members[0].config)) for members in groups]
     keys = [
         key for key in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(key)) for f in flat}) > 1
     ]
-    return [
-        Row(_label(values, keys), tuple(members))
-        for values, members in zip(flat, groups.values(), strict=True)
-    ]
+    return [Row(_label(values, keys), tuple(members)) for values, members in zip(flat, groups, strict=True)]
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -135,8 +134,24 @@ def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
+def _grouped(runs: Sequence[Run], by: Callable[[Mapping[str, Any]], dict[str, Any]]) -> list[list[Run]]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(by(run.config), sort_keys=True), []).append(run)
+    return list(groups.values())
+
+
 def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in (*SPEED, "seed")}
+
+
+def _without_noise(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, but for noise that was found for a budget: that depends on the cohorts that a seed draws."""
+    compared = _compared(config)
+    privacy = compared.get("privacy")
+    if privacy and privacy.get("epsilon") is not None:
+        compared["privacy"] = {key: value for key, value in privacy.items() if key != "noise"}
+    return compared
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
