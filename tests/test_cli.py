@@ -164,6 +164,17 @@ def test_missing_things(command, recipe: Path) -> None:
         assert len(err.strip().splitlines()) == 1
 
 
+def test_a_run_is_exported(command, recipe: Path, tmp_path: Path) -> None:
+    command("run", recipe, "--out", "r")
+    code, out, _ = command("export", "r", "model")
+    assert code == 0 and "Saved in model: config.json, model.safetensors" in out
+    code, _, err = command("export", "r", "model")
+    assert code == 2 and "model exists already" in err
+    command("run", recipe, "--out", "p", "--set", "method=centaur", "--set", "privacy.noise=1")
+    code, out, _ = command("export", "p", "personal")
+    assert code == 0 and "each client trained its own" in out
+
+
 def test_no_arguments_show_the_help(command) -> None:
     code, out, _ = command()
     assert code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,13 @@ def test_names_work_as_before_and_take_lora_too() -> None:
     assert sum("lora_" in n for n in trainable(model)) == 2
     with pytest.raises(UserError, match=r"model\.lora\.targets: the model has no layer 'query'"):
         build_model(text_config(name="mlp", lora={}), blobs())
+
+
+@pytest.mark.parametrize(("missing", "what"), [("transformers", "transformers"), ("peft", "peft")])
+def test_a_missing_extra_is_named(missing: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UserError, match=rf"needs {what}; `pip install 'tacit\[transformers\]'`"):
+        build_model(text_config(), texts())
 
 
 def test_missing_weights_are_told_before_anything_starts(tmp_path: Path) -> None:

@@ -122,8 +122,11 @@ def trained(
     return model.eval()
 
 
-def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = None) -> None:
-    """Save a run's model for plain transformers and peft: an adapter with LoRA, else the whole model."""
+def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = None) -> tuple[str, ...]:
+    """Save a run's model for plain transformers and peft: an adapter with LoRA, else the whole model.
+
+    Returns the patterns of what each client trained for itself, of which the server has but the beginning.
+    """
     folder, into = Path(folder), Path(into)
     config = _config(folder)
     if into.exists():
@@ -146,6 +149,7 @@ def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = No
     if (folder / STATEMENT).exists():
         shutil.copyfile(folder / STATEMENT, partial / STATEMENT)  # the guarantee goes with the model
     partial.rename(into)
+    return build_algorithm(config.method.name, config.method.options).personal_part
 
 
 def _config(folder: Path) -> Config:

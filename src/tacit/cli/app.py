@@ -81,7 +81,7 @@ def run(
     folder = out or api.new_folder(resolved.name)
     what = f"{resolved.method.name}, {_rounds(resolved.rounds)}"
     console.print(f"[bold]{resolved.name}[/bold]: {what} → {escape(str(folder))}")
-    if note := _unit_note(resolved):
+    for note in filter(None, (_unit_note(resolved), _weights_note(resolved))):
         console.print(f"[yellow]{note}[/yellow]")
     _finish(api.run(resolved, folder, trackers=_progress(console)), console, as_json)
 
@@ -171,9 +171,14 @@ def export(
     """
     from tacit import api
 
-    with _console(False).status("rebuilding the model…"):
-        api.export(folder, into)
     console = _console(False)
+    with console.status("rebuilding the model…"):
+        personal = api.export(folder, into)
+    if personal:
+        console.print(
+            f"[yellow]{', '.join(personal)}: each client trained its own; exported is the one they all "
+            "started from[/yellow]"
+        )
     console.print(f"Saved in {escape(str(into))}: {', '.join(sorted(p.name for p in into.iterdir()))}")
     if (into / "adapter_config.json").exists():
         console.print(f"Load it with peft: PeftModel.from_pretrained(base, {str(into)!r})", markup=False)
@@ -270,6 +275,13 @@ def _unit_note(config: Config) -> str | None:
             f"this config sets {config.privacy.unit}, which is what is guaranteed"
         )
     return None
+
+
+def _weights_note(config: Config) -> str | None:
+    """A word when most of what a run computes with is, and stays, random."""
+    if config.model.lora is None or config.model.hub is not None:
+        return None
+    return "model.lora: the frozen weights are random ones; model.hub gives a pretrained network"
 
 
 def main() -> None:

@@ -93,7 +93,10 @@ class Engine(Protocol):
     def sum(
         self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
-        """Train the visited clients from `message`; the weighted sum of their uploads, and the reports."""
+        """Train the visited clients from `message`; the weighted sum of their uploads, and the reports.
+
+        The sum is in memory of the engine's own, which the next call overwrites; the caller may do so too.
+        """
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
         """Metrics of the server's model on the common test set."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.engine import BUFFERS
 from tacit.errors import UserError
@@ -44,10 +44,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     partial = folder / f"{checkpoint.round:06d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    # safetensors refuses tensors that share memory and stores only what a view shows when it is copied.
-    save_file(
-        {name: v.detach().clone().contiguous() for name, v in checkpoint.vectors.items()}, partial / VECTORS
-    )
+    save_file({name: _alone(v) for name, v in checkpoint.vectors.items()}, partial / VECTORS)
     facts = {"round": checkpoint.round, "sha256": _hash(partial / VECTORS), **checkpoint.facts}
     (partial / FACTS).write_text(json.dumps(facts), encoding="utf-8")
     for file in (VECTORS, FACTS):
@@ -59,6 +56,13 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     _sync(folder)
     for old in _finished(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _alone(vector: Tensor) -> Tensor:
+    """The vector, copied if it is part of a larger memory: safetensors refuses tensors that share one."""
+    vector = vector.detach()
+    whole = vector.untyped_storage().nbytes() == vector.nbytes
+    return vector if whole and vector.is_contiguous() else vector.clone().contiguous()
 
 
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:

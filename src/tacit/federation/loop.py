@@ -190,7 +190,9 @@ class Federation:
                 tracker.close()
             # The server's model, also after an error: whoever goes on with this object must not find in it
             # what the client that was played last has learnt.
-            write_values(self.job.model, self.layout, torch.cat([self.state["theta"], self._personal]))
+            theta, personal = self.state["theta"], self._personal
+            whole = torch.cat([theta, personal]) if personal.numel() else theta
+            write_values(self.job.model, self.layout, whole)
             if BUFFERS in self.state:
                 write_buffers(self.job.model, self.state[BUFFERS])
         metrics = read_metrics(self.folder / "metrics.jsonl")
@@ -280,8 +282,12 @@ class Federation:
         )
         state = job.algorithm.server(self.state, mean, view)
         if BUFFERS in self.state:
-            state[BUFFERS] = mean.get(BUFFERS, self.state[BUFFERS]).clone()
-        self.state = state
+            state[BUFFERS] = mean.get(BUFFERS, self.state[BUFFERS])
+        # The mean is in the engine's memory, which the next round overwrites.
+        borrowed = {vector.untyped_storage().data_ptr() for vector in mean.values()}
+        self.state = {
+            n: v.clone() if v.untyped_storage().data_ptr() in borrowed else v for n, v in state.items()
+        }
 
     def _refuse_if_none_finite(self, reports: Sequence[Report]) -> None:
         if reports and not any(report.finite for report in reports):

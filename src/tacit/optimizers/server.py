@@ -78,13 +78,17 @@ class ServerOptimizer:
 
     def step(self, delta: Tensor, lr_factor: float = 1.0) -> None:
         """Move along `delta`, the average update, at `lr_factor` times the base rate."""
-        gradient = delta.neg()
-        for segment, parameter in zip(self._segments, self._parameters, strict=True):
-            parameter.grad = gradient[segment.slice].view(segment.shape)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._lr * lr_factor
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)  # gives the gradient's memory back until the next round
+        # Flipped in place and back, which is exact: a copy would be one more vector of the model's size.
+        gradient = delta.neg_()
+        try:
+            for segment, parameter in zip(self._segments, self._parameters, strict=True):
+                parameter.grad = gradient[segment.slice].view(segment.shape)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._lr * lr_factor
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        finally:
+            delta.neg_()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
         """What `load` needs beside `theta`, by parameter and name (`"0.exp_avg"`): tensors and plain numbers.
