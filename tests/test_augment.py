@@ -88,7 +88,7 @@ def run(folder: Path, most: int = 1000, **changes: Any) -> tuple[list[Batch], li
     parts = []
     for n in (24, 8):
         part = Watched(rng.integers(0, 256, (n, 1, 8, 8), np.uint8), np.arange(n) % 2)
-        part.seen, part.most = [], most
+        part.seen, part.most, part.joint = [], most, False
         parts.append(part)
     values = {
         "rounds": 2,
