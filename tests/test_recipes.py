@@ -12,6 +12,7 @@ from tacit.config import Config, load
 from tacit.config.methods import build_algorithm
 from tacit.config.sweep import read_sweep, slug
 from tacit.errors import UserError
+from tacit.models.weights import KNOWN_WEIGHTS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 INDEX = (RECIPES / "README.md").read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ FILES = sorted(RECIPES.rglob("*.yaml"))
 TABLES = [f for f in FILES if f.parent.name.isdigit()]
 SMALL = [f for f in TABLES if f.is_relative_to(RECIPES / "small")]
 FULL = [f for f in TABLES if f not in SMALL]
-AT_HAND = {"fashion-mnist-slice", "fashion-mnist", "cifar-10"}
+AT_HAND = {"fashion-mnist-slice", "fashion-mnist", "cifar-10", "rotten-tomatoes", "chitchat"}
 
 
 def shown(file: Path) -> str:
@@ -43,7 +44,8 @@ def test_names_only_what_exists(file: Path) -> None:
     configs = runs(file)
     for config in configs:
         build_algorithm(config.method.name, config.method.options)  # refuses an unknown option
-        assert config.model.options.keys() <= models.options(config.model.name).keys()
+        if config.model.name is not None:
+            assert config.model.options.keys() <= models.options(config.model.name).keys()
     for section in {config.data.model_dump_json(): config.data for config in configs}.values():
         try:
             data.check(section.name, section.path)
@@ -111,6 +113,7 @@ def work(config: Config) -> int:
 @pytest.mark.parametrize("file", [f for f in FILES if f.is_relative_to(RECIPES / "small")], ids=shown)
 def test_small_recipes_need_nothing_but_data_at_hand(file: Path) -> None:
     assert {config.data.name for config in runs(file)} <= AT_HAND
+    assert {config.model.hub for config in runs(file)} <= {None, *KNOWN_WEIGHTS}
 
 
 @pytest.mark.parametrize("file", FILES, ids=shown)

@@ -83,7 +83,7 @@ def names() -> dict[str, str]:
     public = {k.name: f"{sum(k.counts):,} pictures; {k.licence}; {k.origin}" for k in KNOWN.values()}
     texts = {k.name: f"{sum(k.counts):,} texts; {k.licence}; {k.origin}" for k in KNOWN_TEXT.values()}
     generic = {
-        f"{HUB}NAME": "any image or text data set of the Hugging Face hub; its page has licence and origin",
+        f"{HUB}NAME": "any image or text data set of the Hugging Face hub (or NAME:PART); see its page",
         FOLDER: "pictures, one sub-folder per class, or files with texts, in a folder given as path; yours",
         **dict.fromkeys(FILES, "a file of rows, or a folder of them, given as path; yours"),
     }

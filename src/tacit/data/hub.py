@@ -96,7 +96,9 @@ def convert(
     with tempfile.TemporaryDirectory() as scratch:
         where = source.where
         splits = _from_files(source, scratch) if isinstance(where, Path) else _from_hub(where, offline)
-        train, test = _train_and_test(splits)
+        train = splits["train"] if "train" in splits else splits[next(iter(splits))]
+        columns = _guess(train, columns)
+        train, test = _train_and_test(splits, train, columns)
         _write(train, test, columns, size, into, about)
     about["licence"] = train.info.license or "not stated; see the data set's page"
     about["origin"] = str(where)
@@ -105,7 +107,6 @@ def convert(
 def _write(
     train: Any, test: Any, columns: Columns, size: int | None, into: Path, about: dict[str, Any]
 ) -> None:
-    columns = _guess(train, columns)
     codes, about["classes"] = _classes(train, columns) if columns.label else (None, 0)
     if not columns.text:
         _write_pictures({"train": train, "test": test}, columns, size, into)
@@ -160,9 +161,10 @@ def _from_hub(name: str, offline: bool) -> Any:
         raise Unavailable("the hub was left out (offline)")
     import datasets  # a second of imports that most runs do not need
 
-    _probe(name)
+    repository, _, part = name.partition(":")
+    _probe(repository)
     try:
-        return datasets.load_dataset(name)
+        return datasets.load_dataset(repository, *([part] if part else []))
     except Exception as error:  # `datasets` raises a dozen kinds, most of them about the network
         raise Unavailable(first_line(error)) from None
 
@@ -212,11 +214,13 @@ def _from_files(source: Source, scratch: str) -> Any:
         raise UserError(f"{where} cannot be read as {what} ({first_line(error)})") from None
 
 
-def _train_and_test(splits: Any) -> tuple[Any, Any]:
-    train = splits["train"] if "train" in splits else splits[next(iter(splits))]
-    for name in ("test", "validation"):
+def _train_and_test(splits: Any, train: Any, columns: Columns) -> tuple[Any, Any]:
+    """What to test on: the test split, unless its labels are kept secret (GLUE's are all −1), or the next."""
+    for name in ("test", "validation", "validation_matched"):
         if name in splits and splits[name] is not train:
-            return train, splits[name]
+            held_out = splits[name]
+            if columns.label is None or not len(held_out) or held_out[0][columns.label] != -1:
+                return train, held_out
     cut = train.train_test_split(test_size=0.1, seed=0)
     return cut["train"], cut["test"]
 

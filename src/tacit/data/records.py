@@ -57,7 +57,7 @@ class ArrayRecords:
 
     uint8 `x` are pixels: `prepare` maps 0…255 to 0…1 and then normalises by `mean` and `std`, given for all
     channels at once or one each. Floats are normalised if `mean` and `std` are given; other integers (tokens)
-    are left alone. With `size`, pictures come out that many pixels a side (bicubic), however they are stored.
+    are left alone. With `size`, pictures come out that many pixels a side (bilinear), however large they are.
     A memory-mapped array is pickled as its file's path, so worker processes share its pages.
     """
 
@@ -153,10 +153,10 @@ class Subset:
 
 
 def resize(pictures: Tensor, size: int) -> Tensor:
-    """Pictures [B, C, H, W] of floats at `size` × `size`: bicubic, and without aliasing if they shrink."""
+    """Pictures [B, C, H, W] of floats at `size` × `size`: bilinear, and without aliasing if they shrink."""
     shrink = size < max(pictures.shape[2:])
     return functional.interpolate(
-        pictures, (size, size), mode="bicubic", align_corners=False, antialias=shrink
+        pictures, (size, size), mode="bilinear", align_corners=False, antialias=shrink
     )
 
 
