@@ -47,13 +47,17 @@ class Dataset:
     classes: int
     """0 where records have none (language modelling)."""
     shape: tuple[int, ...]
-    """Channels, height, width; for texts the largest number of tokens."""
+    """Channels, height, width; for texts the largest number of tokens; for speech the feature bands."""
     licence: str = "not stated"
     origin: str = "given as an object"
     task: str = "classification"
     """What its records are for, unless a config says otherwise: a name of `tacit.tasks`."""
     tokenizer: Tokenizer | None = None
     """What made the tokens of its texts."""
+    validation: Records | None = None
+    """Records to choose settings by that are apart from the clients' and from the test's."""
+    tokens: tuple[str, ...] = ()
+    """What the classes stand for where they spell a text (speech): one string for each."""
 
 
 class Pictures(NamedTuple):

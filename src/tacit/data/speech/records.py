@@ -1,0 +1,155 @@
+"""Utterances as records: features on disk, mapped into memory, padded only when a batch is taken.
+
+All frames of all utterances stand one after the other in a single array, and so do all tokens; offsets say
+where each utterance begins. A corpus larger than memory costs nothing until it is read, and worker processes
+share its pages.
+
+>>> from tacit.data.speech.tiny import tiny
+>>> records = tiny(speakers=3).train
+>>> batch = records.prepare(records.take(np.array([1, 0])))
+>>> batch["x"].dtype, batch["x"].shape[2], sorted(batch)
+(torch.float32, 80, ['frames', 'lengths', 'tokens', 'x'])
+>>> batch["frames"].tolist() == records.frames[[1, 0]].tolist()
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tacit.data.records import Batch, Indices, packed, unpacked
+from tacit.data.speech.features import BANDS, RATE, log_mel
+
+BUCKET = 24
+"""Batches are padded to a multiple of so many frames: few distinct shapes, which kernels like."""
+
+
+class SpeechRecords:
+    """Transcribed utterances (see `tacit.data.Records`), with a speaker and a duration each.
+
+    A batch is `x` [B, T, 80] features, `frames` [B] how many of the T are the record's own, `tokens` [B, U]
+    and `lengths` [B] likewise. Frames and tokens past a record's own are zero. `x` is stored as float16.
+    """
+
+    def __init__(
+        self,
+        x: NDArray[Any],
+        offsets: Indices,
+        tokens: NDArray[Any],
+        token_offsets: Indices,
+        users: NDArray[Any],
+        seconds: NDArray[Any],
+    ) -> None:
+        """`x` [frames, 80] and `tokens` [tokens] of all utterances in a row; utterance i has the rows from
+        `offsets[i]` up to `offsets[i + 1]`."""
+        for name, array, want in (
+            ("offsets", offsets, len(users) + 1),
+            ("token_offsets", token_offsets, len(users) + 1),
+            ("seconds", seconds, len(users)),
+            ("x", x, int(offsets[-1])),
+            ("tokens", tokens, int(token_offsets[-1])),
+        ):
+            if len(array) != want:
+                raise ValueError(f"{len(users)} utterances need {name} of length {want}, not {len(array)}")
+        self._x, self._offsets = x, offsets
+        self._tokens, self._token_offsets = tokens, token_offsets
+        self._users, self._seconds = users, seconds
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    @property
+    def labels(self) -> None:
+        """An utterance has no class."""
+        return None
+
+    @property
+    def users(self) -> NDArray[Any]:
+        """The speaker of each utterance."""
+        return self._users
+
+    @property
+    def seconds(self) -> NDArray[Any]:
+        """How long each utterance is, for batches by seconds of audio."""
+        return self._seconds
+
+    @property
+    def frames(self) -> NDArray[Any]:
+        """The number of feature frames of each utterance."""
+        return np.diff(self._offsets)
+
+    def transcript(self, index: int) -> NDArray[Any]:
+        """The tokens of one utterance."""
+        return self._tokens[self._token_offsets[index] : self._token_offsets[index + 1]]
+
+    def take(self, indices: Indices) -> Batch:
+        frames = self._offsets[indices + 1] - self._offsets[indices]
+        lengths = self._token_offsets[indices + 1] - self._token_offsets[indices]
+        x = np.zeros((len(indices), _rounded(int(frames.max(initial=0))), BANDS), self._x.dtype)
+        tokens = np.zeros((len(indices), int(lengths.max(initial=0))), np.int64)
+        for row, (index, n) in enumerate(zip(indices, frames, strict=True)):
+            start = self._offsets[index]
+            x[row, :n] = self._x[start : start + n]
+            tokens[row, : lengths[row]] = self.transcript(index)
+        return {
+            "x": torch.from_numpy(x),
+            "frames": torch.from_numpy(np.array(frames, np.int64)),
+            "tokens": torch.from_numpy(tokens),
+            "lengths": torch.from_numpy(np.array(lengths, np.int64)),
+        }
+
+    def prepare(self, batch: Batch) -> Batch:
+        """float32, and no wider than the batch's longest utterance needs (rounded up to a bucket)."""
+        if not len(batch["frames"]):
+            return {**batch, "x": batch["x"].float()}
+        widest = min(_rounded(int(batch["frames"].max())), batch["x"].shape[1])
+        return {
+            **batch,
+            "x": batch["x"][:, :widest].float(),
+            "tokens": batch["tokens"][:, : int(batch["lengths"].max())],
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self._x, self._offsets, self._tokens, self._token_offsets, self._users, self._seconds)
+        return _unpickle, tuple(packed(part) for part in parts)
+
+
+class Heard(NamedTuple):
+    """An utterance that is ready: its features, its tokens, and who spoke for how long."""
+
+    x: NDArray[np.float16]
+    tokens: NDArray[np.int64]
+    speaker: str
+    seconds: float
+
+
+def hear(wave: NDArray[np.float32], tokens: NDArray[np.int64], speaker: str) -> Heard:
+    """Features of one wave at 16 kHz."""
+    x, _ = log_mel(torch.from_numpy(wave)[None])
+    return Heard(x[0].half().numpy(), tokens, speaker, len(wave) / RATE)
+
+
+def gather(utterances: Iterable[Heard]) -> SpeechRecords:
+    """Records in memory, for a corpus that is small."""
+    heard = list(utterances)
+    return SpeechRecords(
+        np.concatenate([h.x for h in heard]),
+        np.cumsum([0, *(len(h.x) for h in heard)]),
+        np.concatenate([h.tokens for h in heard]),
+        np.cumsum([0, *(len(h.tokens) for h in heard)]),
+        np.array([h.speaker for h in heard]),
+        np.array([h.seconds for h in heard], np.float32),
+    )
+
+
+def _unpickle(*parts: Any) -> SpeechRecords:
+    return SpeechRecords(*(unpacked(part) for part in parts))
+
+
+def _rounded(frames: int) -> int:
+    return -(-frames // BUCKET) * BUCKET
