@@ -19,7 +19,7 @@ from tacit.config.methods import build_algorithm
 from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
 from tacit.config.records import build_dataset as build_dataset
 from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
-from tacit.data import Dataset, Population, Subset, partition
+from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.engine import Job, Local, Tune
 from tacit.errors import UserError
 from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
@@ -66,13 +66,17 @@ def build_population(config: Config, dataset: Dataset) -> Population:
         if records.users is None:
             raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
         parts = partition.natural(records.users[private], rng)
+        if kind.reassign:
+            parts = partition.reassigned(parts, rng)
     return Population(
         records, parts.offsets, private[parts.indices], config.data.holdout, config.data.validation
     )
 
 
-def validation_records(population: Population) -> Subset:
-    """Every client's validation split together: records to choose settings by."""
+def validation_records(population: Population, dataset: Dataset) -> Records:
+    """Records to choose settings by: every client's validation split together, or else the data set's own."""
+    if not population.validation and dataset.validation is not None:
+        return dataset.validation
     held_out = [population.validate(client) for client in range(len(population))]
     return Subset(population.records, np.concatenate(held_out))
 
@@ -136,7 +140,7 @@ def build_job(
     dataset = dataset or build_dataset(config)
     population = build_population(config, dataset)
     validating = config.evaluate.split == "validation"
-    if validating and not config.data.validation:
+    if validating and not config.data.validation and dataset.validation is None:
         raise UserError("evaluate.split: no record is held out to validate on; set data.validation to 0.1")
     if config.cohort.size > len(population):
         raise UserError(f"cohort: {config.cohort.size} of {len(population)} clients; lower cohort.size")
@@ -149,7 +153,7 @@ def build_job(
         model=model or build_model(config, dataset),
         task=task or build_task(config, dataset),
         population=population,
-        test=validation_records(population) if validating else dataset.test,
+        test=validation_records(population, dataset) if validating else dataset.test,
         validating=validating,
         algorithm=algorithm,
         local=local,

@@ -36,6 +36,7 @@ def build_dataset(config: Config) -> Dataset:
         mean=None if normalise is None else normalise.mean,
         std=None if normalise is None else normalise.std,
         tokens=data.Tokenisation(build_tokenizer(config), section.max_length) if texts else None,
+        speech=None if section.speech is None else section.speech.model_dump(exclude_unset=True),
     )
 
 

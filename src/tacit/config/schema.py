@@ -54,6 +54,8 @@ class Natural(Section):
     """One client for each user of the data set."""
 
     kind: Literal["natural"]
+    reassign: bool = False
+    """Clients keep their number of records, but which ones are dealt out at random (an IID control)."""
 
 
 Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural, Field(discriminator="kind")]
@@ -143,6 +145,30 @@ class Augment(Section):
     """Mirror half of the pictures, left to right."""
 
 
+class SpeechData(Section):
+    """How a corpus of speech is read; `tacit.data.speech.sources` says which keys a corpus takes."""
+
+    language: str = "en"
+    """Whose letters are the tokens: en, fr, de, be, bg, ca, cs, el, es, nl, ro, ru, or several: fr+de."""
+    layout: Literal["auto", "manifest", "librispeech", "common-voice"] = "auto"
+    splits: dict[Literal["train", "validation", "test"], tuple[str, ...]] = {}
+    """The corpus's own names ({train: [train-clean-100], …}); left out, by how they begin."""
+    share: tuple[float, float] = (0.0, 1.0)
+    """Which part of the training speakers: [0, 0.1] for a seed model and [0.1, 1] for the federation."""
+    audio: str | None = None
+    """Columns of a manifest or a hub data set, where their names cannot be guessed."""
+    text: str | None = None
+    speaker: str | None = None
+    resample: bool = True
+    """Bring other sample rates to 16 kHz; otherwise such a file counts as bad."""
+    on_bad: Literal["refuse", "skip"] | None = None
+    """What to do about unusable files and transcripts; left out, recordings skip and all others refuse."""
+    speakers: PositiveInt | None = None
+    """Of a synthetic corpus: training speakers, utterances of each on average, and different words."""
+    utterances: PositiveInt | None = None
+    vocabulary: PositiveInt = 100
+
+
 class Data(Section):
     """Which records, and how they are split among clients."""
 
@@ -173,6 +199,8 @@ class Data(Section):
     normalise: Normalise | None = None
     """Left out, the customary constants of a known data set, or 0.5 and 0.5."""
     augment: Augment | None = None
+    speech: SpeechData | None = None
+    """Options of a corpus of speech."""
 
     @field_validator("text", mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import lzma
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -87,7 +87,7 @@ def names() -> dict[str, str]:
         FOLDER: "pictures, one sub-folder per class, or files with texts, in a folder given as path; yours",
         **dict.fromkeys(FILES, "a file of rows, or a folder of them, given as path; yours"),
     }
-    return {**packaged, **public, **texts, **generic}
+    return {**packaged, **public, **texts, **generic, **_speech().NAMES}
 
 
 def has_texts(name: str, text: Sequence[str] = ()) -> bool:
@@ -95,10 +95,18 @@ def has_texts(name: str, text: Sequence[str] = ()) -> bool:
     return name in KNOWN_TEXT or bool(text)
 
 
-def check(name: str, path: Path | str | None = None, offline: bool = False) -> None:
+def check(
+    name: str,
+    path: Path | str | None = None,
+    offline: bool = False,
+    speech: Mapping[str, Any] | None = None,
+) -> None:
     """Refuse, within milliseconds and without a download, what `load` could not provide."""
     if path is not None and not Path(path).expanduser().exists():
         raise UserError(f"data path {path} does not exist; correct it, or leave it out to look elsewhere")
+    if _is_speech(name, speech):
+        _speech().check(name, path, speech or {})
+        return
     known: Known | KnownText | None = KNOWN.get(name) or KNOWN_TEXT.get(name)
     if name == SLICE or (known is not None and (cache.has(name) or path is not None)):
         return
@@ -132,6 +140,7 @@ def load(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     tokens: Tokenisation | None = None,
+    speech: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """The data set called `name` (see `names`), from the first place that has it.
 
@@ -142,11 +151,17 @@ def load(
     Texts that need no `label` (`labelled`) are for language modelling.
 
     Pictures come out `size` pixels a side, normalised by `mean` and `std` instead of the usual constants.
-    Texts need `tokens`: how they are tokenised.
+    Texts need `tokens`: how they are tokenised. A corpus of speech has options of its own
+    (`tacit.data.speech.sources.SpeechOptions`).
     """
-    check(name, path, offline)
+    check(name, path, offline, speech)
     where = None if path is None else Path(path).expanduser()
     pictures = Pictures(size, mean, std)
+    if _is_speech(name, speech):
+        if pictures != Pictures() or (image, label, user, *text) != (None, None, None):
+            raise UserError(f"{name!r} is speech; its options are those of data.speech")
+        corpus: Dataset = _speech().load(name, where, offline, speech or {})
+        return corpus
     if has_texts(name, text):
         if pictures != Pictures() or image is not None:
             raise UserError(f"{name!r} is texts; leave out what is for pictures (size, image, normalise)")
@@ -165,6 +180,21 @@ def load(
         return _texts(name, name, tokens)
     columns = hub.Columns(image, label, user, tuple(text), labelled or not text)
     return _generic(name, where, offline, columns, pictures, tokens)
+
+
+def _speech() -> Any:
+    from tacit.data.speech import sources  # it makes data sets of this module's kind, so it comes after it
+
+    return sources
+
+
+def _is_speech(name: str, speech: Mapping[str, Any] | None) -> bool:
+    """Whether it is sound: by its name, or, for a data set of the hub, by its options."""
+    if name in _speech().NAMES or (speech is not None and name.startswith(HUB) and name != HUB):
+        return True
+    if speech is not None:
+        raise UserError(f"data.speech is for corpora of speech, which {name!r} is not")
+    return False
 
 
 def _records(

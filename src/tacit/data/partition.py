@@ -48,6 +48,16 @@ def natural(users: NDArray[Any] | None, rng: np.random.Generator | None = None) 
     return _rows(owner.reshape(-1), len(ids), rng)
 
 
+def reassigned(partition: Partition, rng: np.random.Generator) -> Partition:
+    """The same clients with as many records each, but which ones are dealt out at random.
+
+    A control: what of a method's result is due to clients being different, and not to their sizes.
+    """
+    return _disjoint(
+        Partition(partition.offsets, rng.permutation(partition.indices)), int(partition.indices.max()) + 1
+    )
+
+
 def dirichlet(labels: NDArray[Any], clients: int, alpha: float, rng: np.random.Generator) -> Partition:
     """Each client's class proportions are drawn from Dirichlet(α, …, α); client sizes differ by at most one.
 

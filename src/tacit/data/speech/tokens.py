@@ -14,7 +14,7 @@ private data.
 "garçon l'œuf"
 >>> english.normalise("room 5")
 Traceback (most recent call last):
-tacit.data.speech.tokens.UnknownCharacters: characters that the alphabet 'en' does not have: '5'
+tacit.data.speech.tokens.UnknownCharacters: characters unknown in 'en': '5'
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Alphabet:
         unknown = sorted(set(text) - self._known)
         if unknown:
             listed = " ".join(map(repr, unknown))
-            raise UnknownCharacters(f"characters that the alphabet {self.name!r} does not have: {listed}")
+            raise UnknownCharacters(f"characters unknown in {self.name!r}: {listed}")
         return text
 
     def encode(self, text: str) -> NDArray[np.int64]:
