@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tacit.cli.compare import compare
+from tacit.cli.corpus import corpus
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.errors import UserError
@@ -182,6 +183,7 @@ app.command()(compare)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)
+app.add_typer(corpus, name="corpus")
 
 
 def _console(quiet: bool) -> Console:

@@ -1,6 +1,6 @@
 """espeak-ng in a process of its own: a voice and sentences on standard input, sound on standard output.
 
-The library keeps random state from one sentence to the next and has no way to reset it, so the same sentence
+The library carries state from one sentence to the next and has no way to reset it, so the same sentence
 sounds a little different each time. A fresh process for each speaker makes a corpus the same on every
 machine, in any order and after any interruption. This file is therefore run by its path, and imports nothing
 that takes time to start.
@@ -35,6 +35,8 @@ def main(library: str, data: str) -> None:
     rate = espeak.espeak_Initialize(_RETRIEVAL, 0, data.encode() or None, 0)
     if rate <= 0:
         sys.exit(f"espeak-ng does not start with the voices in {data or 'its usual place'}")
+    if hasattr(espeak, "espeak_ng_SetRandSeed"):  # since 1.52
+        espeak.espeak_ng_SetRandSeed(ctypes.c_long(1))  # or breath depends on the time of day
     espeak.espeak_SetSynthCallback(callback)
     if espeak.espeak_SetVoiceByName(order["voice"].encode()) != 0:
         sys.exit(f"espeak-ng has no voice {order['voice']}")

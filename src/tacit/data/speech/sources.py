@@ -85,9 +85,18 @@ def check(name: str, path: Path | str | None, options: Mapping[str, Any]) -> Non
     if name != FOLDER and path is not None:
         raise UserError(f"{name!r} takes no path; for a corpus of your own use data set 'speech'")
     given = SpeechOptions(**options)
+    if name in synthesis.DOMAINS:
+        synthesis.speakers(*_synthetic(name, given))
     alphabet(given.language)
     if not 0 <= given.share[0] < given.share[1] <= 1:
         raise UserError(f"data.speech.share is a part of 0…1 such as [0, 0.1], not {list(given.share)}")
+
+
+def _synthetic(name: str, given: SpeechOptions) -> tuple[synthesis.Domain, int, int]:
+    """Domain, speakers and utterances of each."""
+    domain = synthesis.DOMAINS[name]
+    speakers, utterances = (240, 20) if domain == "federated" else (8, 150)
+    return domain, given.speakers or speakers, given.utterances or utterances
 
 
 def load(name: str, path: Path | None, offline: bool, options: Mapping[str, Any]) -> Dataset:
@@ -95,9 +104,7 @@ def load(name: str, path: Path | None, offline: bool, options: Mapping[str, Any]
     check(name, path, options)
     given = SpeechOptions(**options)
     if name in synthesis.DOMAINS:
-        domain = synthesis.DOMAINS[name]
-        count, amount = (240, 20) if domain == "federated" else (8, 150)
-        key = synthesis.build(domain, given.speakers or count, given.utterances or amount, given.vocabulary)
+        key = synthesis.build(*_synthetic(name, given), given.vocabulary)
         return _dataset(name, key, alphabet("en"), "refuse")
     if name in recordings.KNOWN:
         return _recordings(name, given.on_bad or "skip")

@@ -6,7 +6,7 @@ with a pitch, a pace and a noise level of its own, and a heavy-tailed number of 
 training, validation and test are different, and so are their sentences. The speech is synthetic (espeak-ng),
 and every name says so.
 
->>> cast = speakers("federated", 240, 20, seed=0)
+>>> cast = speakers("federated", 240, 20)
 >>> sum(s.split == "train" for s in cast), len({(s.accent, s.variant) for s in cast}) == len(cast)
 (240, True)
 """
@@ -69,7 +69,7 @@ class Speaker:
     """How far the room's hiss is below the voice, in dB."""
 
 
-def speakers(domain: Domain, count: int, utterances: int, seed: int) -> list[Speaker]:
+def speakers(domain: Domain, count: int, utterances: int, seed: int = 0) -> list[Speaker]:
     """Who speaks: `count` speakers to train on, of about `utterances` each, and others to judge by.
 
     Training speakers' numbers of utterances are log-normal, from 2 to ten times the mean: most have few.
