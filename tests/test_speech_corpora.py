@@ -342,6 +342,12 @@ def test_a_killed_build_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest
     again = [int(n) for n in log.read_text().split()[begun:]]
     assert sorted(again) == sorted(set(range(12)) - done)
     assert not parts.exists()
+    (cache.root() / "corpus").rename(tmp_path / "first")
+    begun = len(log.read_text().split())
+    both = [start(0.05), start(0.05)]  # two processes that ask at once share one corpus and its work
+    assert [process.wait() for process in both] == [0, 0]
+    assert sorted(map(int, log.read_text().split()[begun:])) == list(range(12))
+    assert not parts.exists()
 
     from tacit.data.speech import store
 

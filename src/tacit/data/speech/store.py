@@ -7,12 +7,14 @@ whether that is tolerated is decided when it is opened.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -53,18 +55,47 @@ def build(
 ) -> None:
     """Make the cache entry `key` out of shards, which are functions that give so many outcomes each.
 
-    Shards run on all cores in threads: decoding, resampling and features all leave Python's lock.
+    Shards run on all cores in threads: decoding, resampling and features all leave Python's lock. A second
+    process that asks for the same corpus waits for the first.
     """
     if cache.has(key):
         return
     folder = cache.root() / f".{key}.parts"
+    with _alone(folder, what):
+        if not cache.has(key):  # unless whoever we waited for has made it
+            _build(key, folder, shards, sizes, what, about)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder: Path, what: str) -> Iterator[None]:
+    """One process at a time in `folder`, which is made; a lock that a killed process cannot leave behind."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
     except OSError as error:
         raise UserError(
             f"the data cache {cache.root()} cannot be written ({error.strerror}); "
             "set TACIT_CACHE to a folder that can"
         ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with Console(stderr=True).status(f"{what}: another process is at it; waiting"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        folder.mkdir(exist_ok=True)  # which that process may have removed
+        yield
+
+
+def _build(
+    key: str,
+    folder: Path,
+    shards: Sequence[Callable[[], list[Outcome]]],
+    sizes: Sequence[int],
+    what: str,
+    about: dict[str, Any],
+) -> None:
     files = [folder / f"{number:06d}.npz" for number in range(len(shards))]
     missing = [number for number, file in enumerate(files) if not file.exists()]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -77,7 +108,6 @@ def build(
     with cache.adding(key) as (scratch, notes):
         notes |= about
         notes["bad"] = _assemble(files, scratch)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_corpus(key: str, on_bad: OnBad) -> tuple[dict[str, SpeechRecords], dict[str, Any]]:
