@@ -320,6 +320,7 @@ store.build("corpus", [lambda n=n: shard(n) for n in range(12)], [2] * 12, "work
 """
 
 
+@pytest.mark.slow
 def test_a_killed_build_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, log = tmp_path / "build.py", tmp_path / "log"
     script.write_text(KILLED)

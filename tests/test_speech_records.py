@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tacit.data import partition
+from tacit.data.batches import gather
 from tacit.data.speech.records import BUCKET, SpeechRecords
 from tacit.data.speech.tiny import tiny
 from tacit.data.speech.tokens import alphabet
@@ -42,6 +43,15 @@ def test_take_pads_and_prepare_trims() -> None:
             batch["tokens"][row, : int(batch["lengths"][row])].tolist() == source.transcript(index).tolist()
         )
         assert not batch["tokens"][row, int(batch["lengths"][row]) :].any()
+
+
+def test_batches_of_a_pass_are_trimmed_each_for_itself() -> None:
+    source = records()
+    order = np.argsort(source.frames)
+    rows = [np.arange(0, 3), np.arange(3, 9)]
+    for positions, batch in zip(rows, gather(source, order, rows), strict=True):
+        alone = source.prepare(source.take(order[positions]))
+        assert all(torch.equal(batch[name], alone[name]) for name in alone)
 
 
 def test_an_empty_batch_is_a_batch() -> None:
