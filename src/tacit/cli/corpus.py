@@ -75,7 +75,9 @@ def _show(wanted: dict[str, dict[str, int]], as_json: bool) -> None:
             console.print(_table(facts[name]["splits"]))
             listed = ", ".join(f"{key}: {value}" for key, value in options.items())
             also = f", speech: {{{listed}}}" if options else ""
-            console.print(f"data: {{name: {name}{also}, partition: {{kind: natural}}}}\n", markup=False)
+            console.print(
+                f"data: {{name: {name}{also}, partition: {{kind: natural}}}}\n", markup=False, soft_wrap=True
+            )
     if as_json:
         print(json.dumps(facts))
 

@@ -56,7 +56,7 @@ LETTERS = {
 """The letters of each language, lower case."""
 
 _QUOTES = "’‘ʼ＇´`"
-_SPLITTING = re.compile(r"[–—―…/]|\.\.\.")
+_SPLITTING = re.compile(r"[–—―…/]|--+|\.\.\.")
 _SPELT_OUT = str.maketrans(
     {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i"}
     | {"ş": "ș", "ţ": "ț"}  # Romanian typed with cedillas
