@@ -40,8 +40,8 @@ NAMES = {
 
 _Placed = tuple[str, Utterance]
 """An utterance and the split it is for."""
-_RECORDINGS = 1
-"""Of the way recordings are read: counts up whenever the same packages would give another corpus."""
+_VERSION = 1
+"""Of reading, features and tokens: counts up whenever the same files would give another corpus."""
 _SHARD = 64
 """Utterances in a shard: some ten megabytes of features, a few seconds of work."""
 _CORPUS = {"language", "layout", "splits", "share", "audio", "text", "speaker", "resample", "on_bad"}
@@ -125,7 +125,7 @@ def load(name: str, path: Path | None, offline: bool, options: Mapping[str, Any]
 def _recordings(name: str, on_bad: OnBad) -> Dataset:
     known = recordings.KNOWN[name]
     letters = alphabet(known.languages)
-    key = f"{name}-{_RECORDINGS}"
+    key = f"{name}-{_VERSION}"
     if not cache.has(key):
         soundfile()
         with known.fetched() as found:
@@ -137,7 +137,8 @@ def _recordings(name: str, on_bad: OnBad) -> Dataset:
 
 def _key(name: str, listed: Sequence[_Placed], letters: Alphabet, resampled: bool) -> str:
     """Changes with any transcript, speaker or file."""
-    described = [letters.name, resampled, [(s, u.name, u.text, u.speaker, *_stamp(u)) for s, u in listed]]
+    files = [(split, u.name, u.text, u.speaker, *_stamp(u)) for split, u in listed]
+    described = [_VERSION, letters.name, resampled, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
     return "".join(c if c.isalnum() else "-" for c in name)[:40] + f"-{digest}"
 
