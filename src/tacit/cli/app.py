@@ -58,7 +58,7 @@ def run(
 ) -> None:
     """Train a model as a config says.
 
-    Shows progress, saves every round, and ends with the accuracy and the folder of the run.
+    Shows progress, saves every round, and ends with how good the model is and the folder of the run.
     Ctrl-C stops after the current round; `tacit resume` goes on from there.
 
     A config with a `sweep:` section becomes many runs and one table; the same command again continues it.
@@ -237,9 +237,11 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         return
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
-    accuracy = last.get("accuracy")
+    from tacit.tasks import headline
+
+    metric = headline(last)
     seconds = sum(record["seconds"] for record in result.metrics)
-    done = f"accuracy [bold]{accuracy:.1%}[/bold], " if accuracy is not None else ""
+    done = f"[bold]{metric.text(last[metric.name])}[/bold], " if metric.name in last else ""
     if (result.path / "statement.json").exists():
         from tacit import api
 

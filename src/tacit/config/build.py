@@ -20,6 +20,7 @@ from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
 from tacit.config.records import build_dataset as build_dataset
 from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
 from tacit.data import Dataset, Population, Records, Subset, partition
+from tacit.data.records import Timed
 from tacit.engine import Job, Local, Tune
 from tacit.errors import UserError
 from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
@@ -147,8 +148,7 @@ def build_job(
     if config.evaluate.clients and not config.data.holdout:
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
     _refuse_misfits(config, algorithm)
-    section = config.local
-    local = Local(section.batch, section.steps, section.epochs, section.weight_decay, section.clip)
+    local = build_local(config, dataset)
     return Job(
         model=model or build_model(config, dataset),
         task=task or build_task(config, dataset),
@@ -164,6 +164,22 @@ def build_job(
         public=split_public(config, dataset)[0],
         augment=build_augment(config, dataset),
     )
+
+
+def build_local(config: Config, dataset: Dataset) -> Local:
+    """How a client trains; with batches by seconds, `batch` is what they come to on average."""
+    section, batch = config.local, config.local.batch
+    if batch is None:
+        assert section.seconds is not None  # the schema asks for one of the two
+        if not isinstance(dataset.train, Timed):
+            raise UserError(f"local.seconds: the records of {dataset.name} have no length; set local.batch")
+        if config.privacy is not None and config.privacy.unit == "example":
+            raise UserError(
+                "local.seconds: at example level every record joins a batch by a coin of its own, however "
+                "long it is; set local.batch"
+            )
+        batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
+    return Local(batch, section.steps, section.epochs, section.weight_decay, section.clip, section.seconds)
 
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:

@@ -270,10 +270,13 @@ class Cohort(Section):
 
 
 class LocalTraining(Section):
-    """What a client does in a round; give `steps` or `epochs`."""
+    """What a client does in a round; give `steps` or `epochs`, and `batch` or `seconds`."""
 
     lr: PositiveFloat
-    batch: PositiveInt
+    batch: PositiveInt | None = None
+    """Records in a batch."""
+    seconds: PositiveFloat | None = None
+    """Seconds of sound in a batch, instead of a number of records (speech)."""
     steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
     weight_decay: NonNegativeFloat = 0.0
@@ -286,6 +289,8 @@ class LocalTraining(Section):
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either local.steps or local.epochs")
+        if (self.batch is None) == (self.seconds is None):
+            raise ValueError("give local.batch, or local.seconds for batches by seconds of sound")
         return self
 
 

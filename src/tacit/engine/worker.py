@@ -26,6 +26,7 @@ from tacit import randomness
 from tacit.algorithms import Algorithm
 from tacit.data import Batch, Population, Records, batches
 from tacit.data.augment import Augment
+from tacit.data.records import Timed
 from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients
 from tacit.engine.memory import MemoryStore
@@ -204,7 +205,8 @@ class Worker:
     def _gradients(self, order: Order, client: int) -> Gradients:
         job = self.job
         if self._clipped is None:
-            return PlainGradients(job.local, self._shuffler(order, client), job.algorithm.batches)
+            shuffler, durations = self._shuffler(order, client), self._durations(client)
+            return PlainGradients(job.local, shuffler, job.algorithm.batches, durations)
         assert job.privacy is not None
         name = (job.seed, order.round, order.attempt, client)
         return PrivateGradients(
@@ -216,6 +218,13 @@ class Worker:
             len(job.population.train(client)),
             job.algorithm.batches,
         )
+
+    def _durations(self, client: int) -> NDArray[Any] | None:
+        records = self.job.population.records
+        if self.job.local.seconds is None or not isinstance(records, Timed):
+            return None
+        durations: NDArray[Any] = records.seconds[self.job.population.train(client)]
+        return durations
 
     def _shuffler(self, order: Order, client: int) -> np.random.Generator:
         """A generator named by round and client; the last one given before it is no longer to be used.
@@ -295,7 +304,8 @@ class Worker:
         torch.manual_seed(randomness.torch_seed(job.seed, "tune", client))
         own = job.population.train(client)
         rng = randomness.generator(job.seed, "tune", client)
-        rows = batches.epochs(len(own), job.local.batch, tune.epochs, rng)
+        local = Local(job.local.batch, epochs=tune.epochs, seconds=job.local.seconds)
+        rows = PlainGradients(local, rng, durations=self._durations(client)).rows(len(own))
         for batch in batches.gather(job.population.records, own, rows):
             plain_gradient(flat, batch, job.task.losses)
             flat.values.sub_(flat.grad, alpha=tune.lr)

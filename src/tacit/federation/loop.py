@@ -27,6 +27,7 @@ from tacit.federation.release import Release
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
 from tacit.optimizers.schedules import Schedule
 from tacit.optimizers.server import ServerOptimizer
+from tacit.tasks import headline
 from tacit.vector import (
     Layout,
     Vectors,
@@ -79,9 +80,12 @@ class Result:
         """A metric's newest value."""
         return self._values(name)[-1]
 
-    def best(self, name: str = "accuracy") -> float:
-        """A metric's largest value."""
-        return max(self._values(name))
+    def best(self, name: str | None = None) -> float:
+        """A metric's best value: the largest, or the smallest of an error; by default the headline metric."""
+        metric = headline({name} if name else {key for record in self.metrics for key in record})
+        if name and metric.name != name:
+            return max(self._values(name))
+        return metric.best(self._values(metric.name))
 
     def _values(self, name: str) -> list[float]:
         values = [float(record[name]) for record in self.metrics if name in record]

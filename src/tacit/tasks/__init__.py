@@ -11,6 +11,7 @@ from tacit.errors import UserError
 from tacit.tasks.answers import ask
 from tacit.tasks.base import Task
 from tacit.tasks.classification import Classification
+from tacit.tasks.headline import Headline, headline
 from tacit.tasks.language import Language
 from tacit.tasks.speech import Speech
 
@@ -44,9 +45,11 @@ def build(name: str, **options: Any) -> Task:
 __all__ = [
     "NAMES",
     "Classification",
+    "Headline",
     "Language",
     "Speech",
     "Task",
     "ask",
     "build",
+    "headline",
 ]
