@@ -15,6 +15,7 @@ from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
+from tacit.cli.users import test
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,6 +85,37 @@ def run(
     if note := _unit_note(resolved):
         console.print(f"[yellow]{note}[/yellow]")
     _finish(api.run(resolved, folder, trackers=_progress(console)), console, as_json)
+
+
+@app.command()
+def pretrain(
+    file: ConfigFile,
+    overrides: Overrides = [],  # noqa: B006
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run; a new one under runs/ if not given.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a seed model in one place, on data that needs no protection.
+
+    The config has a `pretrain` section (steps, rate, batches, optimizer) instead of clients. Progress,
+    checkpoints, Ctrl-C and `tacit resume` are those of a run. A federated config then starts from its folder:
+    `model: {…, start: FOLDER}`.
+
+    - `tacit pretrain recipes/small/003/seed.yaml --out runs/seed`
+    """
+    from tacit import api, config
+
+    console = _console(as_json)
+    resolved = config.load(file, config.parse_overrides(overrides))
+    if resolved.pretrain is None:
+        raise UserError(f"{file}: there is no `pretrain` section; `tacit run` trains a federation")
+    folder = out or api.new_folder(resolved.name)
+    what = f"{resolved.pretrain.optimizer}, {resolved.pretrain.steps:,} central steps"
+    console.print(f"[bold]{resolved.name}[/bold]: {what} → {escape(str(folder))}")
+    _finish(api.run(resolved, folder, trackers=_progress(console)), console, as_json)
+    if not as_json:
+        console.print(f"Start from it with --set model.start={escape(str(folder))}", soft_wrap=True)
 
 
 @app.command()
@@ -180,6 +212,7 @@ def export(
 
 
 app.command()(compare)
+app.command()(test)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)

@@ -25,6 +25,7 @@ from tacit.engine import Job, Local, Tune
 from tacit.errors import UserError
 from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
 from tacit.federation.release import participations
+from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.trained import Lora, adapt, train_only
 from tacit.privacy.adaptive import Adaptive
@@ -83,11 +84,13 @@ def validation_records(population: Population, dataset: Dataset) -> Records:
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network, with new weights by the run's seed; only what is trained needs a gradient."""
+    """The network: new weights by the run's seed, or those of `model.start`; what is trained has a gradient."""
     section = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.torch_seed(config.seed, "model"))
         model = _network(config, dataset)
+        if section.start is not None:
+            start_from(model, section.start)
         if section.lora is not None:
             adapt(model, Lora(**section.lora.model_dump()))
     refuse_tokens(model, dataset)

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step
 
 
 class Section(BaseModel):
@@ -98,6 +98,8 @@ class Model(BaseModel):
     """A pretrained model of transformers: a folder, a name on the hub, or `minilm`."""
     config: dict[str, Any] | str | None = None
     """A transformers config with its model_type, or the path of a config.json: a network without weights."""
+    start: str | None = None
+    """Weights to begin with: a run (`tacit pretrain`), a .safetensors file, or a folder with one."""
     lora: LoraSettings | None = None
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
@@ -235,8 +237,18 @@ class PerRoundSchedule(Section):
     factor: Annotated[float, Field(gt=0, le=1)]
 
 
+class StepSchedule(Section):
+    """Constant until round `start`, then × `factor`, and again every `every` rounds."""
+
+    kind: Literal["step"]
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.5
+    every: PositiveInt
+    start: Annotated[int, Field(ge=0)] = 0
+
+
 AnySchedule = Annotated[
-    ConstantSchedule | CosineSchedule | ExponentialSchedule | PerRoundSchedule, Field(discriminator="kind")
+    ConstantSchedule | CosineSchedule | ExponentialSchedule | PerRoundSchedule | StepSchedule,
+    Field(discriminator="kind"),
 ]
 
 
@@ -249,6 +261,8 @@ def build_schedule(schedule: AnySchedule, rounds: int) -> Schedule:
             return Exponential(rate, every, start)
         case PerRoundSchedule(factor=factor):
             return PerRound(factor)
+        case StepSchedule(factor=factor, every=every, start=start):
+            return Step(factor, every, start)
         case _:
             return Constant()
 
@@ -306,6 +320,25 @@ class Server(BaseModel):
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+class Pretraining(BaseModel):
+    """Central training of a seed model, on data that needs no protection: no clients, no rounds.
+
+    It is a federation of one client that takes one step a round, so the server's optimizer sees gradients;
+    `tacit.config.pretrain` fills the other sections from this one. Other keys are the optimizer's options.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    steps: PositiveInt
+    lr: PositiveFloat
+    batch: PositiveInt | None = None
+    seconds: PositiveFloat | None = None
+    optimizer: str = "lars"
+    clip: PositiveFloat | None = 1.0
+    """Largest norm of a step's gradient."""
+    schedule: AnySchedule = ConstantSchedule()
 
 
 class Clipping(Section):
@@ -397,6 +430,8 @@ class Config(Section):
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "run"
     seed: Annotated[int, Field(ge=0)] = 0
+    pretrain: Pretraining | None = None
+    """Central training instead of a federation (`tacit pretrain`)."""
     rounds: PositiveInt
     data: Data
     task: Named | None = None
