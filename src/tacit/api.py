@@ -43,6 +43,7 @@ from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.models.export import copy_tokenizer, save_adapter, save_model
 from tacit.models.trained import Lora
 from tacit.models.weights import locate
+from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
 from tacit.tasks import Task
 
@@ -168,6 +169,24 @@ def _config(folder: Path) -> Config:
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
     return configs.load(folder / CONFIG, presets=False)
+
+
+def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
+    """What ε would be with more clients, for a run so far: a line each, none of them a claim of the run."""
+    folder = Path(folder)
+    config = configs.load(folder / CONFIG, presets=False)
+    privacy = config.privacy
+    asked = [Scale(s.population, s.cohort) for s in privacy.extrapolate] if privacy else []
+    if privacy is None or not [*asked, *more]:
+        return []
+    if privacy.unit != "client" or privacy.adaptive is not None or config.cohort.sampling == "fixed":
+        raise UserError("an extrapolation needs client-level privacy, Poisson cohorts and a constant clip")
+    noise, rounds = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
+    lines = []
+    for scale in [*asked, *more]:
+        epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
+        lines.append(scale.text(epsilon, scale.noise(noise, config.cohort.size), rounds))
+    return lines
 
 
 def resolved(config: Config, job: Job) -> Config:

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
+from tacit.cli.layers import layers
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.users import test
@@ -173,20 +174,30 @@ def data(
 
 
 @app.command()
-def statement(folder: RunFolder, as_json: Json = False) -> None:
+def statement(
+    folder: RunFolder,
+    at: Annotated[
+        list[str],
+        typer.Option("--at", metavar="POPULATION:COHORT", help="Also extrapolate ε to more clients."),
+    ] = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
     """Say what a run guarantees: to whom, against whom, and what is not covered.
 
     ε is a replay of the run's ledger, so this also works for a run that is still going or was killed.
 
     - `tacit statement runs/quickstart-20261115-214047`
+
+    - `tacit statement runs/speech --at 1737650:51200`
     """
     from tacit import api
+    from tacit.privacy.conventions import Scale
 
-    found = api.statement(folder)
+    found, larger = api.statement(folder), api.extrapolations(folder, [Scale.parse(text) for text in at])
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(found.to_dict() | {"extrapolations": larger}))
     else:
-        _console(False).print(found.text(), markup=False)
+        _console(False).print("\n".join([found.text(), *larger]), markup=False)
 
 
 @app.command()
@@ -213,6 +224,7 @@ def export(
 
 app.command()(compare)
 app.command()(test)
+app.command()(layers)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)
@@ -279,6 +291,8 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         from tacit import api
 
         console.print(api.statement(result.path).text(), style="dim", markup=False)
+        for line in api.extrapolations(result.path):
+            console.print(line, style="dim", markup=False)
     if moved is not None:
         console.print(moved.text())
     console.print(

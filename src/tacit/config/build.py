@@ -18,7 +18,15 @@ from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
 from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
 from tacit.config.records import build_dataset as build_dataset
-from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
+from tacit.config.schema import (
+    ClassesPerClient,
+    Config,
+    Dirichlet,
+    Iid,
+    NoiseStatedOn,
+    Server,
+    build_schedule,
+)
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
 from tacit.engine import Job, Local, Tune
@@ -163,6 +171,7 @@ def build_job(
         seed=config.seed,
         memory=folder / "memory",
         evaluation_batch=config.evaluate.batch,
+        layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local),
         public=split_public(config, dataset)[0],
         augment=build_augment(config, dataset),
@@ -190,6 +199,17 @@ def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
     if algorithm.own_server_rule and config.server != Server():
         raise UserError(
             f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
+        )
+    privacy = config.privacy
+    if (
+        config.evaluate.layers
+        and privacy is not None
+        and privacy.unit == "client"
+        and privacy.entropy == "os"
+    ):
+        raise UserError(
+            "evaluate.layers: exact norms of protected clients' updates are outside any guarantee; leave it "
+            "out, or set privacy.entropy to seed, which makes the run a simulation"
         )
     if algorithm.needs_public and not config.data.public:
         raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
@@ -244,6 +264,7 @@ def build_privacy(
         return None
     sampling = build_sampling(config, len(population))
     noise = section.noise
+    assert not isinstance(noise, NoiseStatedOn)  # the schema has made a multiplier of it
     if noise is None:
         assert section.epsilon is not None  # the schema asks for one of the two
         if section.unit == "example":

@@ -5,6 +5,7 @@ A config is checked whole before anything starts. All models are frozen and refu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,6 +20,7 @@ from pydantic import (
 )
 
 from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step
+from tacit.privacy.conventions import to_sum
 
 
 class Section(BaseModel):
@@ -365,6 +367,27 @@ class AdaptiveClipping(Section):
     """Noise on the number of clients within the clip, in clients; a twentieth of the cohort is usual."""
 
 
+class NoiseStatedOn(Section):
+    """Noise in another convention than the multiplier on the sum (`tacit.privacy.conventions`); give one."""
+
+    sum: NonNegativeFloat | None = None
+    average: NonNegativeFloat | None = None
+    """Paper 003's σ_DP."""
+    client: NonNegativeFloat | None = None
+
+    def on_sum(self, cohort: int) -> float:
+        """The noise multiplier."""
+        name, value = next((name, value) for name, value in self if value is not None)
+        return to_sum(value, name, cohort)
+
+
+class LargerPopulation(Section):
+    """A population that is not trained on, for which ε is extrapolated."""
+
+    population: PositiveInt
+    cohort: PositiveInt
+
+
 class PrivacySettings(Section):
     """Turns any method into its private version."""
 
@@ -372,14 +395,28 @@ class PrivacySettings(Section):
     """What is protected: all of a client's data, or each single record."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     clip: Clipping
-    noise: NonNegativeFloat | None = None
-    """Noise multiplier σ; left out, it is the smallest that keeps all rounds within `epsilon`."""
+    noise: NonNegativeFloat | NoiseStatedOn | None = None
+    """Noise multiplier σ; left out, it is the smallest that keeps all rounds within `epsilon`.
+
+    At client level also {average: …} or {client: …}; a checked config always has the multiplier.
+    """
     epsilon: PositiveFloat | None = None
     """The budget: the run stops before it would be exceeded."""
     noise_at: Literal["server", "clients"] = "server"
     entropy: Literal["os", "seed"] = "os"
     """Where coins and noise come from: the operating system, or the run's seed (a simulation, no claim)."""
     adaptive: AdaptiveClipping | None = None
+    extrapolate: tuple[LargerPopulation, ...] = ()
+    """Also say what ε would be with more clients, at the same noise on the average; no claim of the run."""
+
+    @field_validator("noise", mode="before")
+    @classmethod
+    def _stated_once(cls, noise: Any) -> Any:
+        if isinstance(noise, Mapping) and (
+            len(noise) != 1 or not noise.keys() <= NoiseStatedOn.model_fields.keys()
+        ):
+            raise ValueError("state the noise on one of sum, average, client")
+        return noise
 
     @model_validator(mode="after")
     def _noise_or_budget(self) -> Self:
@@ -405,6 +442,11 @@ class Evaluation(Section):
     """Which records judge the model: test records, or those that `data.validation` holds out."""
     clients: Annotated[int, Field(ge=0)] = 0
     """Also test this many clients, each on its own held-out split."""
+    layers: bool = False
+    """Record mean and deviation over clients of each layer's update norm (`tacit layers`).
+
+    They are exact: refused under client-level privacy, except in a simulation (`privacy.entropy: seed`).
+    """
     tune: Tuning | None = None
     """After the last round, also test these clients after each has trained on its own records."""
 
@@ -448,6 +490,20 @@ class Config(Section):
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineSettings = EngineSettings()
     trackers: tuple[Literal["tensorboard"], ...] = ()
+
+    @field_validator("privacy")
+    @classmethod
+    def _noise_on_the_sum(cls, privacy: PrivacySettings | None, info: Any) -> PrivacySettings | None:
+        cohort = info.data.get("cohort")
+        if privacy is None or cohort is None:
+            return privacy
+        if privacy.unit == "example" and privacy.extrapolate:
+            raise ValueError("privacy.extrapolate is about populations of clients; it needs unit: client")
+        if not isinstance(privacy.noise, NoiseStatedOn):
+            return privacy
+        if privacy.unit == "example":
+            raise ValueError("at example level privacy.noise is one number, the multiplier on a batch's sum")
+        return privacy.model_copy(update={"noise": privacy.noise.on_sum(cohort.size)})
 
     @field_validator("cohort")
     @classmethod

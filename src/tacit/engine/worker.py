@@ -64,6 +64,8 @@ class Job:
     validating: bool = False
     """Judge clients by their own validation splits instead of their test splits."""
     privacy: Privacy | None = None
+    layers: bool = False
+    """Report the norm of each layer of a client's update: exact numbers on single clients."""
     public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Records that belong to no client and need no protection."""
     augment: Augment | None = None
@@ -146,6 +148,7 @@ class Worker:
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
         if BUFFERS in into:
             upload[BUFFERS] = flat.buffers
+        layers = job.layout.layer_norms(upload["delta"]).tolist() if job.layers else None
         norm = self._bound(order, client, upload)
         finite = math.isfinite(norm)
         weight = (float(work.examples) if order.weighted else 1.0) if finite else 0.0
@@ -165,6 +168,7 @@ class Worker:
             remembers=finite and bool(memory),
             notes=work.notes,
             seconds=time.perf_counter() - start,
+            layers=layers,
         )
 
     def _reset_buffers(self, message: Vectors) -> None:

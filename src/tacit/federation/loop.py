@@ -23,6 +23,7 @@ from tacit.engine.work import public_steps
 from tacit.errors import UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
+from tacit.federation.layers import layer_statistics
 from tacit.federation.release import Release
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
 from tacit.optimizers.schedules import Schedule
@@ -305,6 +306,8 @@ class Federation:
             record["examples"] = sum(r.examples for r in finite)
             for name in finite[0].notes:
                 record[name] = sum(r.notes.get(name, 0.0) for r in finite) / len(finite)
+        if self.job.layers:
+            record["layers"] = layer_statistics(self.layout, finite)
         if len(finite) < len(reports):
             record["skipped"] = sorted(r.client for r in reports if not r.finite)
         record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in message.values())
