@@ -21,13 +21,13 @@ Statistics = dict[str, tuple[float, float]]
 """Mean and standard deviation by layer."""
 
 _KINDS = {
-    "norm": ("norm", "ln"),
     "attention": ("attention", "attn", "qkv", "query", "key", "value"),
     "MLP": ("mlp", "intermediate", "fc", "output.dense"),
     "convolution": ("conv", "patch"),
     "head": ("head", "classifier"),
     "embedding": ("embed", "token", "position"),
 }
+"""What a layer's name may hold; the first that fits decides, after norms, which stand inside all of them."""
 
 
 def layer_statistics(layout: Layout, reports: Sequence[Report]) -> dict[str, list[float]]:
@@ -73,6 +73,6 @@ def kind(layer: str) -> str:
     """What sort of layer it is, by its name."""
     low = layer.lower()
     leaf = low.rpartition(".")[2]
-    if any(leaf.startswith(word) or word in leaf for word in _KINDS["norm"][:1]) or leaf.startswith("ln"):
+    if "norm" in leaf or leaf.startswith("ln"):
         return "norm"
-    return next((k for k, words in _KINDS.items() if k != "norm" and any(w in low for w in words)), "other")
+    return next((kind for kind, words in _KINDS.items() if any(w in low for w in words)), "other")

@@ -26,8 +26,8 @@ def draw(layers: Mapping[str, tuple[float, float]], file: Path) -> None:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for part, points in lines.items():
-        depth, mean, std = zip(*points, strict=True)
-        axes.errorbar(depth, mean, yerr=std, marker="o", markersize=3, capsize=2, linewidth=1, label=part)
+        depth, means, stds = zip(*points, strict=True)
+        axes.errorbar(depth, means, yerr=stds, marker="o", markersize=3, capsize=2, linewidth=1, label=part)
     axes.set_yscale("log")
     axes.set_xlabel("layer")
     axes.set_ylabel("norm of a client's update")
