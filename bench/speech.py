@@ -38,9 +38,7 @@ def corpus(clients: int, utterances: int, seconds: float) -> Dataset:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="base", help="base, narrow, wide, shallow, deep or tiny")
-    parser.add_argument(
-        "--utterances", type=int, default=2, help="of a client, all in its one step"
-    )
+    parser.add_argument("--utterances", type=int, default=2, help="of a client, all in its one step")
     parser.add_argument("--seconds", type=float, default=10.0, help="of sound in an utterance")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
