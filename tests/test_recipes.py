@@ -43,7 +43,7 @@ def test_names_only_what_exists(file: Path) -> None:
     configs = runs(file)
     for config in configs:
         build_algorithm(config.method.name, config.method.options)  # refuses an unknown option
-        assert config.model.options.keys() <= models.options(config.model.name).keys() | {"start"}
+        assert config.model.options.keys() <= models.options(config.model.name).keys()
     for section in {config.data.model_dump_json(): config.data for config in configs}.values():
         if section.name == "speech":
             continue  # a corpus of one's own: its folder is given when the recipe is run

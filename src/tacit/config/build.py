@@ -92,7 +92,7 @@ def validation_records(population: Population, dataset: Dataset) -> Records:
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network: new weights by the run's seed, or those of `model.start`; what is trained has a gradient."""
+    """The network, with weights by the run's seed or from `model.start`; what is trained has a gradient."""
     section = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.torch_seed(config.seed, "model"))

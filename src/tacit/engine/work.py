@@ -20,6 +20,7 @@ from tacit.gradients.plain import Descent
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors
 
+
 class LocalWork:
     """The `Work` (see `tacit.algorithms`) of one client in one round."""
 
