@@ -37,10 +37,13 @@ from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.federation.checkpoint import load_model
 from tacit.federation.files import write_atomically
+from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import STATEMENT, read_statement
+from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.models.export import copy_tokenizer, save_adapter, save_model
 from tacit.models.trained import Lora
 from tacit.models.weights import locate
+from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
 from tacit.tasks import Task
 
@@ -78,7 +81,7 @@ def run(
         write_atomically(folder / CONFIG, configs.dump(config))
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-    return federation.run()
+    return _saved(config, federation.run())
 
 
 def resume(
@@ -93,9 +96,23 @@ def resume(
     """Go on with a run from its newest sound checkpoint. Objects given to `run` must be given again."""
     folder = Path(folder)
     config = _config(folder)
-    return _federation(
-        config, folder, build_job(config, folder, model, dataset, algorithm, task), trackers
-    ).run()
+    job = build_job(config, folder, model, dataset, algorithm, task)
+    return _saved(config, _federation(config, folder, job, trackers).run())
+
+
+def test(
+    place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None
+) -> tuple[int, Metrics, dict[str, Metrics]]:
+    """A run's newest model, or the one a config starts from, on the test set: round, metrics, and by user."""
+    place = Path(place)
+    is_run = place.is_dir()
+    if is_run and not (place / CONFIG).exists():
+        raise UserError(f"{place} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+    given = configs.parse_overrides(list(overrides))
+    config = configs.load(place / CONFIG if is_run else place, given, presets=not is_run)
+    job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
+    round = load_newest(job, place) if is_run else 0
+    return round, *metrics_by_user(job)
 
 
 def statement(folder: str | Path) -> Statement:
@@ -158,6 +175,24 @@ def _config(folder: Path) -> Config:
     return configs.load(folder / CONFIG, presets=False)
 
 
+def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
+    """What ε would be with more clients, for a run so far: a line each, none of them a claim of the run."""
+    folder = Path(folder)
+    config = configs.load(folder / CONFIG, presets=False)
+    privacy = config.privacy
+    asked = [Scale(s.population, s.cohort) for s in privacy.extrapolate] if privacy else []
+    if privacy is None or not [*asked, *more]:
+        return []
+    if privacy.unit != "client" or privacy.adaptive is not None or config.cohort.sampling == "fixed":
+        raise UserError("an extrapolation needs client-level privacy, Poisson cohorts and a constant clip")
+    noise, rounds = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
+    lines = []
+    for scale in [*asked, *more]:
+        epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
+        lines.append(scale.text(epsilon, scale.noise(noise, config.cohort.size), rounds))
+    return lines
+
+
 def resolved(config: Config, job: Job) -> Config:
     """The config with the noise that was found for its budget, so that a resume uses the same."""
     if config.privacy is None or job.privacy is None:
@@ -171,6 +206,13 @@ def new_folder(name: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     candidates = [RUNS / f"{name}-{stamp}", *(RUNS / f"{name}-{stamp}-{n}" for n in range(2, 1000))]
     return next(folder for folder in candidates if not folder.exists())
+
+
+def _saved(config: Config, result: Result) -> Result:
+    """A seed model is for others to start from: with its weights by name, beside its config."""
+    if config.pretrain is not None and result.finished:
+        save_weights(result.model, result.path / MODEL)
+    return result
 
 
 def _federation(config: Config, folder: Path, job: Job, trackers: Sequence[Tracker]) -> Federation:

@@ -13,8 +13,10 @@ from rich.markup import escape
 
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
+from tacit.cli.layers import layers
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
+from tacit.cli.users import test
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def run(
 ) -> None:
     """Train a model as a config says.
 
-    Shows progress, saves every round, and ends with the accuracy and the folder of the run.
+    Shows progress, saves every round, and ends with how good the model is and the folder of the run.
     Ctrl-C stops after the current round; `tacit resume` goes on from there.
 
     A config with a `sweep:` section becomes many runs and one table; the same command again continues it.
@@ -84,6 +86,37 @@ def run(
     for note in filter(None, (_unit_note(resolved), _weights_note(resolved))):
         console.print(f"[yellow]{note}[/yellow]")
     _finish(api.run(resolved, folder, trackers=_progress(console)), console, as_json)
+
+
+@app.command()
+def pretrain(
+    file: ConfigFile,
+    overrides: Overrides = [],  # noqa: B006
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the run; a new one under runs/ if not given.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a seed model in one place, on data that needs no protection.
+
+    The config has a `pretrain` section (steps, rate, batches, optimizer) instead of clients. Progress,
+    checkpoints, Ctrl-C and `tacit resume` are those of a run. A federated config then starts from its folder:
+    `model: {…, start: FOLDER}`.
+
+    - `tacit pretrain recipes/small/003/seed.yaml --out runs/seed`
+    """
+    from tacit import api, config
+
+    console = _console(as_json)
+    resolved = config.load(file, config.parse_overrides(overrides))
+    if resolved.pretrain is None:
+        raise UserError(f"{file}: there is no `pretrain` section; `tacit run` trains a federation")
+    folder = out or api.new_folder(resolved.name)
+    what = f"{resolved.pretrain.optimizer}, {resolved.pretrain.steps:,} central steps"
+    console.print(f"[bold]{resolved.name}[/bold]: {what} → {escape(str(folder))}")
+    _finish(api.run(resolved, folder, trackers=_progress(console)), console, as_json)
+    if not as_json:
+        console.print(f"Start from it with --set model.start={escape(str(folder))}", soft_wrap=True)
 
 
 @app.command()
@@ -141,20 +174,30 @@ def data(
 
 
 @app.command()
-def statement(folder: RunFolder, as_json: Json = False) -> None:
+def statement(
+    folder: RunFolder,
+    at: Annotated[
+        list[str],
+        typer.Option("--at", metavar="POPULATION:COHORT", help="Also extrapolate ε to more clients."),
+    ] = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
     """Say what a run guarantees: to whom, against whom, and what is not covered.
 
     ε is a replay of the run's ledger, so this also works for a run that is still going or was killed.
 
     - `tacit statement runs/quickstart-20261115-214047`
+
+    - `tacit statement runs/speech --at 1737650:51200`
     """
     from tacit import api
+    from tacit.privacy.conventions import Scale
 
-    found = api.statement(folder)
+    found, larger = api.statement(folder), api.extrapolations(folder, [Scale.parse(text) for text in at])
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(found.to_dict() | {"extrapolations": larger}))
     else:
-        _console(False).print(found.text(), markup=False)
+        _console(False).print("\n".join([found.text(), *larger]), markup=False)
 
 
 @app.command()
@@ -185,6 +228,8 @@ def export(
 
 
 app.command()(compare)
+app.command()(test)
+app.command()(layers)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)
@@ -242,13 +287,17 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         return
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
-    accuracy = last.get("accuracy")
+    from tacit.tasks import headline
+
+    metric = headline(last)
     seconds = sum(record["seconds"] for record in result.metrics)
-    done = f"accuracy [bold]{accuracy:.1%}[/bold], " if accuracy is not None else ""
+    done = f"[bold]{metric.text(last[metric.name])}[/bold], " if metric.name in last else ""
     if (result.path / "statement.json").exists():
         from tacit import api
 
         console.print(api.statement(result.path).text(), style="dim", markup=False)
+        for line in api.extrapolations(result.path):
+            console.print(line, style="dim", markup=False)
     if moved is not None:
         console.print(moved.text())
     console.print(

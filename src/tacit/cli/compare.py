@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs or of sweeps.")],
-    picture: Annotated[
-        Path | None, typer.Option(help="Also draw the accuracy curves here (.png, .svg).")
+    picture: Annotated[Path | None, typer.Option(help="Also draw the curves here (.png, .svg).")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What the picture shows; by default what the runs are judged by.")
     ] = None,
-    metric: Annotated[str, typer.Option(help="What the picture shows.")] = "accuracy",
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
-    """Compare runs in one table: accuracy, ε, traffic and time.
+    """Compare runs in one table: accuracy (or error rate), ε, traffic and time.
 
     Runs that differ only in their seed become one row, as mean ± standard deviation.
 
@@ -30,12 +30,12 @@ def compare(
 
     - `tacit compare runs/my-sweep --picture curves.png`
     """
-    from tacit.report.compare import find_runs, rows, to_json
+    from tacit.report.compare import find_runs, judged_by, rows, to_json
     from tacit.report.picture import curves
 
     table = rows(find_runs(runs))
     if picture is not None:
-        curves(table, metric, picture)
+        curves(table, metric or judged_by(table).name, picture)
     if as_json:
         print(json.dumps(to_json(table)))
         return
@@ -46,16 +46,27 @@ def compare(
 
 
 def comparison(table: list[Row]) -> Table:
-    """The rows as a table that fits 80 columns."""
+    """The rows as a table that fits 80 columns, the best first."""
+    from tacit.report.compare import judged_by
+
+    metric = judged_by(table)
+    what, unit = "" if metric.name == "accuracy" else f"{metric.title} ", " %" if metric.share else ""
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("", "seeds", "last %", "best %", "own %", "ε", "MB up", "MB down", "s"):
+    titles = ("", "seeds", f"{what}last{unit}", f"best{unit}", f"own{unit}", "ε", "MB up", "MB down", "s")
+    for title in titles:
         shown.add_column(title, justify="left" if not title else "right", no_wrap=title != "")
-    for row in sorted(table, key=lambda r: -(r.last("accuracy").mean if r.last("accuracy") else 0)):  # type: ignore[union-attr]
+
+    def score(row: Row) -> float:
+        last = row.last(metric.name)
+        return float("-inf") if last is None else metric.score(last.mean)
+
+    for row in sorted(table, key=score, reverse=True):
         epsilon = row.last("epsilon")
+        numbers = (row.last(metric.name), row.best(metric), row.own(metric))
         shown.add_row(
             row.label,
             str(len(row.runs)),
-            *(_percent(s, len(row.runs)) for s in (row.last("accuracy"), row.best("accuracy"), row.own())),
+            *(_number(spread, len(row.runs), 100 if metric.share else 1) for spread in numbers),
             "–" if epsilon is None else f"{epsilon.mean:.2f}",
             f"{row.total('bytes_up') / 1e6:.0f}",
             f"{row.total('bytes_down') / 1e6:.0f}",
@@ -64,9 +75,9 @@ def comparison(table: list[Row]) -> Table:
     return shown
 
 
-def _percent(spread: Spread | None, runs: int) -> str:
+def _number(spread: Spread | None, runs: int, scale: float) -> str:
     if spread is None:
         return "–"
     if runs == 1:  # one run says nothing about the spread
-        return f"{100 * spread.mean:.1f}"
-    return f"{100 * spread.mean:.1f}±{100 * spread.std:.1f}"
+        return f"{scale * spread.mean:.1f}"
+    return f"{scale * spread.mean:.1f}±{scale * spread.std:.1f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,17 @@ from rich.table import Table
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
+    from tacit.privacy.accounting import Epsilon
     from tacit.privacy.answers import Answer
+    from tacit.privacy.conventions import Scale
+
+
+class NoiseOn(StrEnum):
+    """What a noise multiplier is stated on."""
+
+    sum = "sum"
+    average = "average"
+    client = "client"
 
 
 class HowDrawn(StrEnum):
@@ -34,6 +44,9 @@ _RUN, _SCALE, _EXAMPLE, _OUTPUT = "The run", "Scale", "Example level: single rec
 def plan(
     rate: Annotated[float | None, _option("Probability that a client joins a round.", _RUN)] = None,
     noise: Annotated[float | None, _option("Noise multiplier: std ÷ clipping bound.", _RUN)] = None,
+    noise_on: Annotated[
+        NoiseOn, _option("What --noise is stated on: `sum`, `average` (003's σ_DP), `client`.", _RUN)
+    ] = NoiseOn.sum,
     rounds: Annotated[int | None, _option("Rounds to play.", _RUN)] = None,
     delta: Annotated[float | None, _option("δ; take it below 1 ÷ population.", _RUN)] = None,
     epsilon: Annotated[
@@ -44,6 +57,9 @@ def plan(
     sampling: Annotated[
         HowDrawn, _option("`fixed` cohorts have a bound of their own (RDP only).", _SCALE)
     ] = HowDrawn.poisson,
+    at: Annotated[
+        list[str], _option("POPULATION:COHORT to extrapolate ε to, at the same noise on average.", _SCALE)
+    ] = [],  # noqa: B006
     examples: Annotated[int | None, _option("Records of the client.", _EXAMPLE)] = None,
     batch: Annotated[int | None, _option("Expected batch (÷ examples = rate).", _EXAMPLE)] = None,
     local_steps: Annotated[int | None, _option("Steps in a round.", _EXAMPLE)] = None,
@@ -70,6 +86,11 @@ def plan(
 
     - `tacit plan --epsilon 1 --population 70000000 --noise 1 --rounds 2000 --delta 1e-9`
 
+    A row of paper 003, noise stated on the average, and two larger populations (no claim of that run):
+
+    - `tacit plan --population 34753 --cohort 1024 --noise 3e-5 --noise-on average --rounds 2006 --delta 1e-9
+      --at 1737650:51200 --at 3475300:102400`
+
     Single records of a client with 1000 of them:
 
     - `tacit plan --examples 1000 --batch 16 --local-steps 20 --participations 10 --noise 1 --delta 1e-5`
@@ -77,12 +98,13 @@ def plan(
     Both accountants are shown: PLD (privacy-loss distributions, the tighter one) and RDP (Rényi).
     """
     from tacit.privacy.answers import Question, answer
+    from tacit.privacy.conventions import from_sum
 
     if delta is None:
         raise UserError("give --delta, the probability that the guarantee fails, e.g. --delta 1e-6")
     question = Question(
         delta=delta,
-        noise=noise,
+        noise=_on_sum(noise, noise_on, cohort, rate, population),
         rate=rate,
         rounds=rounds,
         target=epsilon,
@@ -97,21 +119,61 @@ def plan(
     )
     found = answer(question)
     grid = _grid(found) if table else None
+    larger = _larger(found, at)
     if as_json:
         plain = found.to_dict()
         if compare_closed_form:
             plain["closed_form_noise"] = found.closed_form()
         if grid:
             plain["table"] = grid
+        if found.unit == "client" and found.question.cohort:
+            plain["noise_on"] = dict(from_sum(found.noise, found.question.cohort))
+        if larger:
+            plain["extrapolations"] = [
+                {"population": scale.population, "cohort": scale.cohort, "noise": scaled} | asdict(there)
+                for scale, scaled, there in larger
+            ]
         print(json.dumps(plain))
         return
     console = Console(highlight=False, width=min(80, Console().width))
     _show(console, found, compare_closed_form)
+    for scale, scaled, there in larger:
+        console.print(scale.text(there, scaled, found.times))
     if grid:
         _show_grid(console, found, grid)
 
 
+def _on_sum(
+    noise: float | None, stated: NoiseOn, cohort: int | None, rate: float | None, population: int | None
+) -> float | None:
+    """The multiplier on the sum, which is what is accounted."""
+    from tacit.privacy.conventions import to_sum
+
+    if noise is None or stated == NoiseOn.sum:
+        return noise
+    clients = cohort if cohort is not None else rate * population if rate and population else None
+    if clients is None:
+        raise UserError(f"--noise-on {stated}: give --cohort too, the expected number of clients a round")
+    return to_sum(noise, stated, clients)
+
+
+def _larger(found: Answer, at: list[str]) -> list[tuple[Scale, float, Epsilon]]:
+    from tacit.privacy.conventions import Scale
+
+    q = found.question
+    if at and (found.unit != "client" or q.fixed or q.cohort is None):
+        raise UserError("--at extrapolates a client-level run with Poisson cohorts; give --cohort")
+    scales = [Scale.parse(text) for text in at]
+    cohort = float(q.cohort or 1)
+    return [
+        (scale, scale.noise(found.noise, cohort), scale.cost(found.noise, cohort, found.times, q.delta))
+        for scale in scales
+    ]
+
+
 def _show(console: Console, found: Answer, closed_form: bool) -> None:
+    from tacit.privacy.conventions import from_sum
+
     q, epsilon = found.question, found.epsilon
     if found.solved:
         value = {"noise": q.noise, "rounds": q.rounds, "cohort": q.cohort}.get(found.solved, q.participations)
@@ -122,6 +184,9 @@ def _show(console: Console, found: Answer, closed_form: bool) -> None:
     rows.add_row("", f"{epsilon.rdp:.4g}  by RDP, order {epsilon.order:g}")
     rows.add_row("δ", f"{epsilon.delta:g}")
     rows.add_row("noise", f"{q.noise:g} × the clipping bound (standard deviation)")
+    if found.unit == "client" and q.cohort:
+        on = from_sum(found.noise, q.cohort)
+        rows.add_row("", f"= {on['average']:.4g} on the average = {on['client']:.4g} on each client")
     if found.unit == "client":
         scale = f" ({q.cohort:,} of {q.population:,} clients)" if q.cohort and q.population else ""
         rows.add_row("rate", f"{found.event.rate:g} per client and round{scale}")

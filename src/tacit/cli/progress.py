@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from tacit.federation import Record
+from tacit.tasks.headline import HEADLINES
 
 SHOWN = (
-    ("accuracy", "accuracy", "{:.1%}".format),
-    ("loss", "loss", "{:.2f}".format),
-    ("epsilon", "ε", "{:.2f}".format),
+    *((known.name, known.text) for known in HEADLINES),
+    ("epsilon", "ε {:.2f}".format),
 )
-"""What is shown of a round's record: its name there, its name here, and its form."""
+"""What is shown of a round's record: its name there, and its form here."""
 
 
 class LiveProgress:
@@ -71,7 +71,7 @@ class LiveProgress:
             self._bar.update(self._round, completed=done, total=max(cohort, 1))
 
     def round(self, record: Record) -> None:
-        shown = [f"{label} {form(record[name])}" for name, label, form in SHOWN if name in record]
+        shown = [text(record[name]) for name, text in SHOWN if name in record]
         self._status = "  ".join(shown) or self._status
         if self._run is not None:
             self._bar.update(self._run, completed=record["round"], status=self._status)

@@ -7,6 +7,7 @@ again and interrupted ones go on, so the same command continues a sweep that was
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import threading
@@ -86,12 +87,16 @@ def _without_seed(point: Point) -> Point:
 def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:
     """The tuned values of the run that ended best on the validation records."""
     from tacit.federation import read_metrics
+    from tacit.tasks import headline
 
     def score(task: Task) -> float:
         last = read_metrics(task.folder / "metrics.jsonl")[-1:]
-        names = ("tuned_accuracy", "personal_accuracy", "accuracy")
-        found = [float(record[name]) for record in last for name in names if name in record]
-        return found[0] if found else float("-inf")
+        for record in last:
+            metric = headline(record)
+            for name in (f"tuned_{metric.name}", f"personal_{metric.name}", metric.name):
+                if name in record and not math.isnan(record[name]):
+                    return metric.score(float(record[name]))
+        return float("-inf")
 
     best = max(tasks, key=score)
     return {key: best.point[key] for key in keys}

@@ -18,12 +18,22 @@ from tacit.algorithms import Algorithm
 from tacit.config.methods import build_algorithm
 from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
 from tacit.config.records import build_dataset as build_dataset
-from tacit.config.schema import ClassesPerClient, Config, Dirichlet, Iid, Server, build_schedule
+from tacit.config.schema import (
+    ClassesPerClient,
+    Config,
+    Dirichlet,
+    Iid,
+    NoiseStatedOn,
+    Server,
+    build_schedule,
+)
 from tacit.data import Dataset, Population, Records, Subset, partition
+from tacit.data.records import Timed
 from tacit.engine import Job, Local, Tune
 from tacit.errors import UserError
 from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
 from tacit.federation.release import participations
+from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.trained import Lora, adapt, train_only
 from tacit.privacy.adaptive import Adaptive
@@ -82,11 +92,13 @@ def validation_records(population: Population, dataset: Dataset) -> Records:
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network, with new weights by the run's seed; only what is trained needs a gradient."""
+    """The network, with weights by the run's seed or from `model.start`; what is trained has a gradient."""
     section = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.torch_seed(config.seed, "model"))
         model = _network(config, dataset)
+        if section.start is not None:
+            start_from(model, section.start)
         if section.lora is not None:
             adapt(model, Lora(**section.lora.model_dump()))
     refuse_tokens(model, dataset)
@@ -147,8 +159,7 @@ def build_job(
     if config.evaluate.clients and not config.data.holdout:
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
     _refuse_misfits(config, algorithm)
-    section = config.local
-    local = Local(section.batch, section.steps, section.epochs, section.weight_decay, section.clip)
+    local = build_local(config, dataset)
     return Job(
         model=model or build_model(config, dataset),
         task=task or build_task(config, dataset),
@@ -160,10 +171,27 @@ def build_job(
         seed=config.seed,
         memory=folder / "memory",
         evaluation_batch=config.evaluate.batch,
+        layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local),
         public=split_public(config, dataset)[0],
         augment=build_augment(config, dataset),
     )
+
+
+def build_local(config: Config, dataset: Dataset) -> Local:
+    """How a client trains; with batches by seconds, `batch` is what they come to on average."""
+    section, batch = config.local, config.local.batch
+    if batch is None:
+        assert section.seconds is not None  # the schema asks for one of the two
+        if not isinstance(dataset.train, Timed):
+            raise UserError(f"local.seconds: the records of {dataset.name} have no length; set local.batch")
+        if config.privacy is not None and config.privacy.unit == "example":
+            raise UserError(
+                "local.seconds: at example level every record joins a batch by a coin of its own, however "
+                "long it is; set local.batch"
+            )
+        batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
+    return Local(batch, section.steps, section.epochs, section.weight_decay, section.clip, section.seconds)
 
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
@@ -171,6 +199,17 @@ def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
     if algorithm.own_server_rule and config.server != Server():
         raise UserError(
             f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
+        )
+    privacy = config.privacy
+    if (
+        config.evaluate.layers
+        and privacy is not None
+        and privacy.unit == "client"
+        and privacy.entropy == "os"
+    ):
+        raise UserError(
+            "evaluate.layers: exact norms of protected clients' updates are outside any guarantee; leave it "
+            "out, or set privacy.entropy to seed, which makes the run a simulation"
         )
     if algorithm.needs_public and not config.data.public:
         raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
@@ -225,6 +264,7 @@ def build_privacy(
         return None
     sampling = build_sampling(config, len(population))
     noise = section.noise
+    assert not isinstance(noise, NoiseStatedOn)  # the schema has made a multiplier of it
     if noise is None:
         assert section.epsilon is not None  # the schema asks for one of the two
         if section.unit == "example":

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tacit.config.methods import with_preset
+from tacit.config.pretrain import expanded
 from tacit.config.schema import Config
 from tacit.errors import UserError
 
@@ -37,7 +38,7 @@ def load(
     for key, value in (overrides or {}).items():
         override(values, key, value)
     try:
-        return Config.model_validate(with_preset(values) if presets else values)
+        return Config.model_validate(with_preset(expanded(values)) if presets else values)
     except ValidationError as error:
         raise UserError(_explain(error, values, lines, where, set(overrides or {}))) from None
 

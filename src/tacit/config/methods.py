@@ -61,10 +61,14 @@ HEAVY_BALL = {"momentum": 0.7}
 """Paper 002 on CIFAR-10."""
 PER_USER = {
     "privacy": {"unit": "client", "clip": {"bound": 0.01, "per": "dim"}, "noise": 1.536, "delta": 1e-9},
-    "server": {"optimizer": "lamb", "lr": 0.002},
+    "server": {
+        "optimizer": "lamb",
+        "lr": 0.002,
+        "schedule": {"kind": "exponential", "rate": 0.6, "every": 750, "start": 750},
+    },
     "local": {"clip": 1.0},
 }
-"""Paper 003: deltas clipped to 0.01 by layer, local gradients to 1, server LAMB at 0.002."""
+"""Paper 003: deltas clipped to 0.01 by layer, local gradients to 1, server LAMB at 0.002, then decaying."""
 TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005}}}
 LOCAL_ADAMW = {"aggregate": "none", "alpha": 0.0}
 DP_ADAMW = {"alpha": 0.5, "debias": True}

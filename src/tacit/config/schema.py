@@ -5,6 +5,7 @@ A config is checked whole before anything starts. All models are frozen and refu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -18,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step
+from tacit.privacy.conventions import to_sum
 
 
 class Section(BaseModel):
@@ -98,6 +100,8 @@ class Model(BaseModel):
     """A pretrained model of transformers: a folder, a name on the hub, or `minilm`."""
     config: dict[str, Any] | str | None = None
     """A transformers config with its model_type, or the path of a config.json: a network without weights."""
+    start: str | None = None
+    """Weights to begin with: a run (`tacit pretrain`), a .safetensors file, or a folder with one."""
     lora: LoraSettings | None = None
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
@@ -235,8 +239,18 @@ class PerRoundSchedule(Section):
     factor: Annotated[float, Field(gt=0, le=1)]
 
 
+class StepSchedule(Section):
+    """Constant until round `start`, then × `factor`, and again every `every` rounds."""
+
+    kind: Literal["step"]
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.5
+    every: PositiveInt
+    start: Annotated[int, Field(ge=0)] = 0
+
+
 AnySchedule = Annotated[
-    ConstantSchedule | CosineSchedule | ExponentialSchedule | PerRoundSchedule, Field(discriminator="kind")
+    ConstantSchedule | CosineSchedule | ExponentialSchedule | PerRoundSchedule | StepSchedule,
+    Field(discriminator="kind"),
 ]
 
 
@@ -249,6 +263,8 @@ def build_schedule(schedule: AnySchedule, rounds: int) -> Schedule:
             return Exponential(rate, every, start)
         case PerRoundSchedule(factor=factor):
             return PerRound(factor)
+        case StepSchedule(factor=factor, every=every, start=start):
+            return Step(factor, every, start)
         case _:
             return Constant()
 
@@ -270,10 +286,13 @@ class Cohort(Section):
 
 
 class LocalTraining(Section):
-    """What a client does in a round; give `steps` or `epochs`."""
+    """What a client does in a round; give `steps` or `epochs`, and `batch` or `seconds`."""
 
     lr: PositiveFloat
-    batch: PositiveInt
+    batch: PositiveInt | None = None
+    """Records in a batch."""
+    seconds: PositiveFloat | None = None
+    """Seconds of sound in a batch, instead of a number of records (speech)."""
     steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
     weight_decay: NonNegativeFloat = 0.0
@@ -286,6 +305,8 @@ class LocalTraining(Section):
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either local.steps or local.epochs")
+        if (self.batch is None) == (self.seconds is None):
+            raise ValueError("give local.batch, or local.seconds for batches by seconds of sound")
         return self
 
 
@@ -301,6 +322,25 @@ class Server(BaseModel):
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+class Pretraining(BaseModel):
+    """Central training of a seed model, on data that needs no protection: no clients, no rounds.
+
+    It is a federation of one client that takes one step a round, so the server's optimizer sees gradients;
+    `tacit.config.pretrain` fills the other sections from this one. Other keys are the optimizer's options.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    steps: PositiveInt
+    lr: PositiveFloat
+    batch: PositiveInt | None = None
+    seconds: PositiveFloat | None = None
+    optimizer: str = "lars"
+    clip: PositiveFloat | None = 1.0
+    """Largest norm of a step's gradient."""
+    schedule: AnySchedule = ConstantSchedule()
 
 
 class Clipping(Section):
@@ -327,6 +367,27 @@ class AdaptiveClipping(Section):
     """Noise on the number of clients within the clip, in clients; a twentieth of the cohort is usual."""
 
 
+class NoiseStatedOn(Section):
+    """Noise in another convention than the multiplier on the sum (`tacit.privacy.conventions`); give one."""
+
+    sum: NonNegativeFloat | None = None
+    average: NonNegativeFloat | None = None
+    """Paper 003's σ_DP."""
+    client: NonNegativeFloat | None = None
+
+    def on_sum(self, cohort: int) -> float:
+        """The noise multiplier."""
+        name, value = next((name, value) for name, value in self if value is not None)
+        return to_sum(value, name, cohort)
+
+
+class LargerPopulation(Section):
+    """A population that is not trained on, for which ε is extrapolated."""
+
+    population: PositiveInt
+    cohort: PositiveInt
+
+
 class PrivacySettings(Section):
     """Turns any method into its private version."""
 
@@ -334,14 +395,28 @@ class PrivacySettings(Section):
     """What is protected: all of a client's data, or each single record."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     clip: Clipping
-    noise: NonNegativeFloat | None = None
-    """Noise multiplier σ; left out, it is the smallest that keeps all rounds within `epsilon`."""
+    noise: NonNegativeFloat | NoiseStatedOn | None = None
+    """Noise multiplier σ; left out, it is the smallest that keeps all rounds within `epsilon`.
+
+    At client level also {average: …} or {client: …}; a checked config always has the multiplier.
+    """
     epsilon: PositiveFloat | None = None
     """The budget: the run stops before it would be exceeded."""
     noise_at: Literal["server", "clients"] = "server"
     entropy: Literal["os", "seed"] = "os"
     """Where coins and noise come from: the operating system, or the run's seed (a simulation, no claim)."""
     adaptive: AdaptiveClipping | None = None
+    extrapolate: tuple[LargerPopulation, ...] = ()
+    """Also say what ε would be with more clients, at the same noise on the average; no claim of the run."""
+
+    @field_validator("noise", mode="before")
+    @classmethod
+    def _stated_once(cls, noise: Any) -> Any:
+        if isinstance(noise, Mapping) and (
+            len(noise) != 1 or not noise.keys() <= NoiseStatedOn.model_fields.keys()
+        ):
+            raise ValueError("state the noise on one of sum, average, client")
+        return noise
 
     @model_validator(mode="after")
     def _noise_or_budget(self) -> Self:
@@ -367,6 +442,11 @@ class Evaluation(Section):
     """Which records judge the model: test records, or those that `data.validation` holds out."""
     clients: Annotated[int, Field(ge=0)] = 0
     """Also test this many clients, each on its own held-out split."""
+    layers: bool = False
+    """Record mean and deviation over clients of each layer's update norm (`tacit layers`).
+
+    They are exact: refused under client-level privacy, except in a simulation (`privacy.entropy: seed`).
+    """
     tune: Tuning | None = None
     """After the last round, also test these clients after each has trained on its own records."""
 
@@ -392,6 +472,8 @@ class Config(Section):
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "run"
     seed: Annotated[int, Field(ge=0)] = 0
+    pretrain: Pretraining | None = None
+    """Central training instead of a federation (`tacit pretrain`)."""
     rounds: PositiveInt
     data: Data
     task: Named | None = None
@@ -408,6 +490,20 @@ class Config(Section):
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineSettings = EngineSettings()
     trackers: tuple[Literal["tensorboard"], ...] = ()
+
+    @field_validator("privacy")
+    @classmethod
+    def _noise_on_the_sum(cls, privacy: PrivacySettings | None, info: Any) -> PrivacySettings | None:
+        cohort = info.data.get("cohort")
+        if privacy is None or cohort is None:
+            return privacy
+        if privacy.unit == "example" and privacy.extrapolate:
+            raise ValueError("privacy.extrapolate is about populations of clients; it needs unit: client")
+        if not isinstance(privacy.noise, NoiseStatedOn):
+            return privacy
+        if privacy.unit == "example":
+            raise ValueError("at example level privacy.noise is one number, the multiplier on a batch's sum")
+        return privacy.model_copy(update={"noise": privacy.noise.on_sum(cohort.size)})
 
     @field_validator("cohort")
     @classmethod

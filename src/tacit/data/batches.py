@@ -10,12 +10,15 @@ depend on its own name and nothing else. `gather` turns positions into what a mo
 [4, 4, 2, 4]
 >>> sum(1 for _ in poisson(10, 0.3, 5, rng))
 5
+>>> [len(batch) for batch in by_seconds(np.full(10, 2.0), 7.0, 1, rng)]
+[3, 3, 3, 1]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +26,8 @@ from numpy.typing import NDArray
 
 from tacit.data.records import Batch, Indices, Records
 
+MANY = 1024
+"""Records that are copied out of their storage at once: a client may hold more than memory does."""
 SMALL = 1 << 20
 """Bytes of records, in storage form, that may be prepared in one go: about what a core's own cache holds."""
 
@@ -44,6 +49,28 @@ def steps(n: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[
     a_pass = -(-n // batch)
     enough = -(-steps // a_pass) if a_pass else 0
     yield from islice(epochs(n, batch, enough, rng), steps)
+
+
+def by_seconds(
+    seconds: NDArray[Any], limit: float, epochs: int | None, rng: np.random.Generator
+) -> Iterator[NDArray[np.int64]]:
+    """Batches of up to `limit` seconds of sound in all, from reshuffled epochs; without end if None.
+
+    Neighbours in the shuffled order fill a batch until the next one would not fit. A record longer than the
+    limit is a batch by itself.
+    """
+    if limit <= 0:
+        raise ValueError(f"a batch needs some seconds of sound, not {limit}")
+    for _ in count() if epochs is None and len(seconds) else range(epochs or 0):
+        order = rng.permutation(len(seconds))
+        ends = np.cumsum(seconds[order], dtype=np.float64)
+        start = 0
+        while start < len(order):
+            before = ends[start - 1] if start else 0.0
+            # A hair of slack: ten times 0.1 s is within 1 s, whatever the sum rounds to.
+            stop = max(start + 1, int(np.searchsorted(ends, before + limit * (1 + 1e-9), "right")))
+            yield order[start:stop]
+            start = stop
 
 
 def poisson(n: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -76,7 +103,7 @@ def gather(
     for positions in rows:
         ahead.append(positions)
         waiting += len(positions)
-        if waiting >= len(indices):
+        if waiting >= min(len(indices), MANY):
             yield from _cut(records, indices, ahead, change)
             ahead, waiting = [], 0
     if ahead:

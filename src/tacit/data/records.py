@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from mmap import mmap
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -50,6 +50,15 @@ class Records(Protocol):
     def prepare(self, batch: Batch) -> Batch:
         """The same records as a model wants them: float, normalised."""
         ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """Records that last a while: sound."""
+
+    @property
+    def seconds(self) -> NDArray[Any]:
+        """How long each record is, for batches by seconds."""
 
 
 class ArrayRecords:

@@ -77,6 +77,8 @@ class Report:
     notes: dict[str, float]
     """Means of what the algorithm noted in its steps."""
     seconds: float
+    layers: list[float] | None = None
+    """L2 norm of each layer of its update, before any bound; only where a run asks for it."""
 
 
 Progress = Callable[[int], None]

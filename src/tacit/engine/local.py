@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +24,15 @@ class Local:
     """How long and on what batches a client trains in a round."""
 
     batch: int
+    """Records in a batch; with `seconds`, about how many that makes."""
     steps: int | None = None
     epochs: int | None = None
     weight_decay: float = 0.0
     """λ of an L2 term: adds λ y to every gradient (AdamW methods decouple their own)."""
     clip: float | None = None
     """Largest norm of a step's mean gradient; a matter of stability, not of privacy."""
+    seconds: float | None = None
+    """Batches of up to so many seconds of sound, instead of a number of records."""
 
     def nominal_steps(self, examples: float) -> int:
         """Local steps of a client with that many examples."""
@@ -61,10 +65,16 @@ class PlainGradients:
     local: Local
     rng: np.random.Generator
     batches_per_step: int = 1
+    durations: NDArray[Any] | None = None
+    """Seconds of each of the client's records, for batches by seconds."""
     noise_variance: float = 0.0
 
     def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
         local, times = self.local, self.batches_per_step
+        if local.seconds is not None and self.durations is not None:
+            epochs = (local.epochs or 1) * times if local.steps is None else None
+            packed = batches.by_seconds(self.durations, local.seconds, epochs, self.rng)
+            return packed if local.steps is None else islice(packed, local.steps * times)
         if local.steps is not None:
             return batches.steps(examples, local.batch, local.steps * times, self.rng)
         return batches.epochs(examples, local.batch, (local.epochs or 1) * times, self.rng)

@@ -26,6 +26,7 @@ from tacit import randomness
 from tacit.algorithms import Algorithm
 from tacit.data import Batch, Population, Records, batches
 from tacit.data.augment import Augment
+from tacit.data.records import Timed
 from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients
 from tacit.engine.memory import MemoryStore
@@ -63,6 +64,8 @@ class Job:
     validating: bool = False
     """Judge clients by their own validation splits instead of their test splits."""
     privacy: Privacy | None = None
+    layers: bool = False
+    """Report the norm of each layer of a client's update: exact numbers on single clients."""
     public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Records that belong to no client and need no protection."""
     augment: Augment | None = None
@@ -145,6 +148,7 @@ class Worker:
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
         if BUFFERS in into:
             upload[BUFFERS] = flat.buffers
+        layers = job.layout.layer_norms(upload["delta"]).tolist() if job.layers else None
         norm = self._bound(order, client, upload)
         finite = math.isfinite(norm)
         weight = (float(work.examples) if order.weighted else 1.0) if finite else 0.0
@@ -164,6 +168,7 @@ class Worker:
             remembers=finite and bool(memory),
             notes=work.notes,
             seconds=time.perf_counter() - start,
+            layers=layers,
         )
 
     def _reset_buffers(self, message: Vectors) -> None:
@@ -204,7 +209,8 @@ class Worker:
     def _gradients(self, order: Order, client: int) -> Gradients:
         job = self.job
         if self._clipped is None:
-            return PlainGradients(job.local, self._shuffler(order, client), job.algorithm.batches)
+            shuffler, durations = self._shuffler(order, client), self._durations(client)
+            return PlainGradients(job.local, shuffler, job.algorithm.batches, durations)
         assert job.privacy is not None
         name = (job.seed, order.round, order.attempt, client)
         return PrivateGradients(
@@ -216,6 +222,13 @@ class Worker:
             len(job.population.train(client)),
             job.algorithm.batches,
         )
+
+    def _durations(self, client: int) -> NDArray[Any] | None:
+        records = self.job.population.records
+        if self.job.local.seconds is None or not isinstance(records, Timed):
+            return None
+        durations: NDArray[Any] = records.seconds[self.job.population.train(client)]
+        return durations
 
     def _shuffler(self, order: Order, client: int) -> np.random.Generator:
         """A generator named by round and client; the last one given before it is no longer to be used.
@@ -295,7 +308,8 @@ class Worker:
         torch.manual_seed(randomness.torch_seed(job.seed, "tune", client))
         own = job.population.train(client)
         rng = randomness.generator(job.seed, "tune", client)
-        rows = batches.epochs(len(own), job.local.batch, tune.epochs, rng)
+        local = Local(job.local.batch, epochs=tune.epochs, seconds=job.local.seconds)
+        rows = PlainGradients(local, rng, durations=self._durations(client)).rows(len(own))
         for batch in batches.gather(job.population.records, own, rows):
             plain_gradient(flat, batch, job.task.losses)
             flat.values.sub_(flat.grad, alpha=tune.lr)

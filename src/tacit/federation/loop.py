@@ -23,10 +23,12 @@ from tacit.engine.work import public_steps
 from tacit.errors import UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
+from tacit.federation.layers import layer_statistics
 from tacit.federation.release import Release
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
 from tacit.optimizers.schedules import Schedule
 from tacit.optimizers.server import ServerOptimizer
+from tacit.tasks import headline
 from tacit.vector import (
     Layout,
     Vectors,
@@ -79,9 +81,12 @@ class Result:
         """A metric's newest value."""
         return self._values(name)[-1]
 
-    def best(self, name: str = "accuracy") -> float:
-        """A metric's largest value."""
-        return max(self._values(name))
+    def best(self, name: str | None = None) -> float:
+        """A metric's best value: the largest, or the smallest of an error; by default the headline metric."""
+        metric = headline({name} if name else {key for record in self.metrics for key in record})
+        if name and metric.name != name:
+            return max(self._values(name))
+        return metric.best(self._values(metric.name))
 
     def _values(self, name: str) -> list[float]:
         values = [float(record[name]) for record in self.metrics if name in record]
@@ -307,6 +312,8 @@ class Federation:
             record["examples"] = sum(r.examples for r in finite)
             for name in finite[0].notes:
                 record[name] = sum(r.notes.get(name, 0.0) for r in finite) / len(finite)
+        if self.job.layers:
+            record["layers"] = layer_statistics(self.layout, finite)
         if len(finite) < len(reports):
             record["skipped"] = sorted(r.client for r in reports if not r.finite)
         record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in message.values())

@@ -16,7 +16,7 @@ is what per-record privacy needs.
 torch.Size([5, 10])
 >>> build("vit-tyni", shape=(3, 32, 32), classes=10)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-tacit.errors.UserError: unknown model 'vit-tyni'; did you mean 'vit_tiny'? (known: cnn, logistic, ...)
+tacit.errors.UserError: unknown model 'vit-tyni'; did you mean 'vit_tiny'? (known: cnn, ...)
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from tacit.models.convolutional import cnn
 from tacit.models.dense import logistic, mlp
 from tacit.models.large import roberta_base, swin_base, swin_tiny, vit_base
 from tacit.models.resnet import resnet18
+from tacit.models.speech import ctc_transformer
 from tacit.models.vit import vit, vit_tiny
 
 NAMES: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
+    "ctc_transformer": ctc_transformer,
     "logistic": logistic,
     "mlp": mlp,
     "resnet18": resnet18,
@@ -81,4 +83,15 @@ def _builder(name: str) -> Callable[..., nn.Module]:
     return NAMES[key]
 
 
-__all__ = ["NAMES", "build", "cnn", "logistic", "mlp", "options", "resnet18", "vit", "vit_tiny"]
+__all__ = [
+    "NAMES",
+    "build",
+    "cnn",
+    "ctc_transformer",
+    "logistic",
+    "mlp",
+    "options",
+    "resnet18",
+    "vit",
+    "vit_tiny",
+]

@@ -53,6 +53,24 @@ class Exponential:
 
 
 @dataclass(frozen=True)
+class Step:
+    """1 before `start`, then × `factor` at once, and again every `every` steps.
+
+    Paper 003's central training: factor .5, every 50,000.
+
+    >>> [Step(0.5, every=10, start=20)(step) for step in (0, 19, 20, 29, 30)]
+    [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+
+    factor: float
+    every: int
+    start: int = 0
+
+    def __call__(self, step: int) -> float:
+        return float(self.factor ** max(0, (step - self.start) // self.every + 1))
+
+
+@dataclass(frozen=True)
 class PerRound:
     """`factor` for each step taken so far. Paper 002: .99."""
 

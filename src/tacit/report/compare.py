@@ -13,6 +13,7 @@ import yaml
 
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
+from tacit.tasks import Headline, headline
 
 CONFIG = "config.yaml"
 SPEED = ("engine", "checkpoint", "trackers", "name")
@@ -57,13 +58,14 @@ class Row:
         """The metric at the end of each run."""
         return Spread.of([series[-1][1] for run in self.runs if (series := run.series(metric))])
 
-    def best(self, metric: str) -> Spread | None:
-        """The metric's largest value in each run."""
-        return Spread.of([max(v for _, v in series) for run in self.runs if (series := run.series(metric))])
+    def best(self, metric: Headline) -> Spread | None:
+        """The metric's best value in each run."""
+        found = [series for run in self.runs if (series := run.series(metric.name))]
+        return Spread.of([metric.best(v for _, v in series) for series in found])
 
-    def own(self) -> Spread | None:
-        """Accuracy on the clients' own test splits; after fine-tuning where a method has that."""
-        return self.last("tuned_accuracy") or self.last("personal_accuracy")
+    def own(self, metric: Headline) -> Spread | None:
+        """The metric on the clients' own test splits; after fine-tuning where a method has that."""
+        return self.last(f"tuned_{metric.name}") or self.last(f"personal_{metric.name}")
 
     def total(self, name: str) -> float:
         """Sum of a quantity over a run, averaged over the runs."""
@@ -101,6 +103,11 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     return [Row(_label(values, keys), tuple(members)) for values, members in zip(flat, groups, strict=True)]
 
 
+def judged_by(table: Sequence[Row]) -> Headline:
+    """The metric that these runs are compared by."""
+    return headline({name for row in table for run in row.runs for record in run.metrics for name in record})
+
+
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Dotted keys that may change a result and differ between two resolved configs, with both values.
 
@@ -117,13 +124,15 @@ def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
     def plain(spread: Spread | None) -> dict[str, float] | None:
         return None if spread is None else {"mean": spread.mean, "std": spread.std}
 
+    metric = judged_by(table)
     return [
         {
             "label": row.label,
             "seeds": len(row.runs),
-            "accuracy_last": plain(row.last("accuracy")),
-            "accuracy_best": plain(row.best("accuracy")),
-            "accuracy_own": plain(row.own()),
+            "metric": metric.name,
+            f"{metric.name}_last": plain(row.last(metric.name)),
+            f"{metric.name}_best": plain(row.best(metric)),
+            f"{metric.name}_own": plain(row.own(metric)),
             "epsilon": plain(row.last("epsilon")),
             "bytes_up": row.total("bytes_up"),
             "bytes_down": row.total("bytes_down"),
@@ -169,6 +178,8 @@ def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:
         "local.lr",
         "data.partition.alpha",
         "privacy.epsilon",
+        "privacy.noise",
+        "privacy.clip.per",
         "cohort.size",
         "server.optimizer",
         "rounds",
@@ -176,6 +187,8 @@ def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:
     for key in keys:
         if values.get(key) is None:
             continue
+        if key == "privacy.noise" and values.get("privacy.epsilon") is not None:
+            continue  # it was found for the budget, which is told already
         if key in told or (key.startswith("method.") and key != "method.name"):
             parts.append(f"{key.rpartition('.')[2]} {values.get(key)}")
     return ", ".join(parts)

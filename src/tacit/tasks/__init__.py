@@ -11,9 +11,15 @@ from tacit.errors import UserError
 from tacit.tasks.answers import ask
 from tacit.tasks.base import Task
 from tacit.tasks.classification import Classification
+from tacit.tasks.headline import Headline, headline
 from tacit.tasks.language import Language
+from tacit.tasks.speech import Speech
 
-NAMES: dict[str, Callable[..., Task]] = {"classification": Classification, "language": Language}
+NAMES: dict[str, Callable[..., Task]] = {
+    "classification": Classification,
+    "language": Language,
+    "speech": Speech,
+}
 """Every task by name; its options are keyword arguments."""
 
 
@@ -36,4 +42,14 @@ def build(name: str, **options: Any) -> Task:
     return NAMES[name](**options)
 
 
-__all__ = ["NAMES", "Classification", "Language", "Task", "ask", "build"]
+__all__ = [
+    "NAMES",
+    "Classification",
+    "Headline",
+    "Language",
+    "Speech",
+    "Task",
+    "ask",
+    "build",
+    "headline",
+]

@@ -36,9 +36,6 @@ class SpeechRecords:
     and `lengths` [B] likewise. Frames and tokens past a record's own are zero. `x` is stored as float16.
     """
 
-    batchwise = True
-    """Batches are prepared one by one, because each is trimmed to its own longest utterance."""
-
     def __init__(
         self,
         x: NDArray[Any],

@@ -1,0 +1,54 @@
+"""`tacit layers`: how far each layer moved in the clients' hands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tacit.errors import UserError
+
+
+def layers(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run with `evaluate: {layers: true}`.")],
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the norms over the depth here (.png, .svg).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Show how far each layer of the clients' updates moved: mean ± deviation over clients and rounds.
+
+    These are exact numbers on clients, outside any guarantee: a diagnosis for simulations.
+
+    - `tacit run recipes/small/003/table-1.yaml --set evaluate.layers=true`
+
+    - `tacit layers runs/speech --picture layers.png`
+    """
+    from tacit.federation import read_metrics
+    from tacit.federation.layers import by_kind, over_rounds
+    from tacit.report.layers import draw
+
+    found = over_rounds(read_metrics(folder / "metrics.jsonl"))
+    if not found:
+        raise UserError(f"{folder} recorded no layers; run it with --set evaluate.layers=true")
+    kinds = by_kind(found)
+    if picture is not None:
+        draw(found, picture)
+    if as_json:
+        print(json.dumps({"layers": found, "kinds": kinds}))
+        return
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("layer", "mean norm", "deviation"):
+        table.add_column(title, justify="left" if title == "layer" else "right")
+    for group in (kinds, found):
+        for name, (mean, std) in group.items():
+            table.add_row(name, f"{mean:.3g}", f"{std:.3g}")
+        table.add_section()
+    console.print(table)
+    if picture is not None:
+        console.print(f"Drawn in {picture}")

@@ -1,0 +1,56 @@
+"""`tacit test`: a model on the test set, all together and by user."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from tacit.federation.testing import Metrics
+
+
+def test(
+    place: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|FILE.yaml", help="A run, or a config: then the model it starts from."),
+    ],
+    overrides: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
+    ] = [],  # noqa: B006 (typer reads the default and never changes it)
+    limit: Annotated[int, typer.Option(min=1, help="Users to list, the worst first.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Test a model on the common test set, all together and by user (in speech: by speaker).
+
+    Of a run, the newest saved model; of a config, the model that it would start from, before any training.
+
+    - `tacit test runs/small-003-20261115-214047`
+
+    - `tacit test recipes/small/003/table-1.yaml --set model.start=runs/seed`
+    """
+    from tacit import api
+    from tacit.tasks import headline
+
+    round, whole, each = api.test(place, overrides)
+    if as_json:
+        print(json.dumps({"round": round, "all": whole, "users": each}))
+        return
+    console = Console(highlight=False)
+    metric, shown = headline(whole), [name for name in whole if name != "count"]
+    when = f"after round {round:,}" if round else "before training"
+    console.print(f"{when}: " + ", ".join(f"{name} {whole[name]:.3g}" for name in shown))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("user", "records", *shown):
+        table.add_column(title, justify="left" if title == "user" else "right")
+    worst = sorted(each, key=lambda user: metric.score(each[user][metric.name]))
+    for user in worst[:limit]:
+        own: Metrics = each[user]
+        table.add_row(user, f"{own['count']:,.0f}", *(f"{own[name]:.3g}" for name in shown))
+    console.print(table)
+    if len(each) > limit:
+        console.print(f"… and {len(each) - limit:,} more; --limit shows them")

@@ -1,0 +1,52 @@
+"""A model on the common test set, all together and by user.
+
+Users of the test set are nobody's clients (in speech: the test speakers), so their numbers say how evenly a
+model serves people it has never met.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tacit.engine import Job
+from tacit.engine.worker import add_sums
+from tacit.errors import UserError
+from tacit.federation.checkpoint import load_model, newest
+
+Metrics = dict[str, float]
+
+
+def load_newest(job: Job, folder: Path) -> int:
+    """Put a run's newest saved model into `job.model`; its round, or 0 if none is saved yet."""
+    saved, _ = newest(folder / "checkpoint")
+    if saved is None:
+        return 0
+    load_model(folder, job.model, job.algorithm.personal_part)
+    return saved.round
+
+
+@torch.inference_mode()
+def metrics_by_user(job: Job) -> tuple[Metrics, dict[str, Metrics]]:
+    """Metrics of `job.model` over the whole test set, and over each user's records (with their `count`)."""
+    users = job.test.users
+    if users is None:
+        raise UserError("the test set has no users, so there is nothing to tell apart")
+    job.model.eval()
+    names, owner = np.unique(users, return_inverse=True)
+    sums = []
+    for number in range(len(names)):
+        own = np.flatnonzero(owner == number)
+        parts = []
+        for lo in range(0, len(own), job.evaluation_batch):
+            batch = job.test.prepare(job.test.take(own[lo : lo + job.evaluation_batch]))
+            parts.append({k: float(v) for k, v in job.task.evaluate(job.model, batch).items()})
+        sums.append(add_sums(parts))
+
+    def metrics(part: Metrics) -> Metrics:
+        return {**job.task.summarise(part), "count": part["count"]}
+
+    each = {str(name): metrics(part) for name, part in zip(names, sums, strict=True)}
+    return metrics(add_sums(sums)), each

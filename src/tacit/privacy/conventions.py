@@ -1,0 +1,89 @@
+"""Three ways to say how much noise a round gets, and what a larger population would make of it.
+
+A cohort of S clients is drawn, each update is clipped to C, and the noise can be stated on
+
+- the **sum** of the updates: σ_sum · C. This is the noise multiplier z of every accountant, and `noise`
+  everywhere in this package;
+- the **average**: σ_avg · C, with σ_avg = σ_sum / S. What paper 003 calls σ_DP;
+- each **client**'s update, so that the average has the above: σ_client · C, with σ_client = σ_sum / √S.
+
+The three are one mechanism (003, Appendix H.1; all clients weigh the same). What training feels is the noise
+on the average; what privacy needs is the noise on the sum. So if a run's model is good at some σ_avg, the
+same training with a larger cohort has a larger multiplier, and a smaller ε. That is an **extrapolation**:
+nobody trained on that population, and it is no guarantee of the run (003, Table 1).
+
+>>> noise = to_sum(30e-6, "average", cohort=51_200)
+>>> round(noise, 3), round(from_sum(noise, 51_200)["client"], 6)
+(1.536, 0.006788)
+>>> here = cost(PoissonGaussian(1024 / 34_753, to_sum(30e-6, "average", 1024)), 20, 1e-9)
+>>> there = Scale(1_737_650, 51_200).cost(to_sum(30e-6, "average", 1024), 1024, 20, 1e-9)
+>>> here.value > 1000, there.value < 3
+(True, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal, get_args
+
+from tacit.errors import UserError
+from tacit.privacy.accounting import Epsilon
+from tacit.privacy.events import PoissonGaussian
+from tacit.privacy.planning import cost
+
+Convention = Literal["sum", "average", "client"]
+
+
+def to_sum(value: float, convention: str, cohort: float) -> float:
+    """The noise multiplier on the sum, from a number in any of the three conventions."""
+    if convention not in get_args(Convention):
+        raise UserError(f"noise on {convention!r}: it is stated on one of {', '.join(get_args(Convention))}")
+    return value * {"sum": 1.0, "average": cohort, "client": sqrt(cohort)}[convention]
+
+
+def from_sum(noise: float, cohort: float) -> Mapping[str, float]:
+    """The same noise in all three conventions."""
+    return {"sum": noise, "average": noise / cohort, "client": noise / sqrt(cohort)}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A population that was not trained on, and the Poisson cohort that would be drawn from it."""
+
+    population: int
+    cohort: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cohort <= self.population:
+            raise UserError(f"a cohort of {self.cohort:,} out of {self.population:,} clients cannot be drawn")
+
+    @staticmethod
+    def parse(text: str) -> Scale:
+        """From `POPULATION:COHORT`.
+
+        >>> Scale.parse("1737650:51200")
+        Scale(population=1737650, cohort=51200)
+        """
+        population, colon, cohort = text.replace(",", "").replace("_", "").partition(":")
+        if not colon or not population.isdigit() or not cohort.isdigit():
+            raise UserError(f"--at {text}: write it as POPULATION:COHORT, for example --at 7000000:200000")
+        return Scale(int(population), int(cohort))
+
+    def noise(self, noise: float, cohort: float) -> float:
+        """The multiplier that leaves the noise on the average as `noise` does with `cohort` clients."""
+        return noise * self.cohort / cohort
+
+    def cost(self, noise: float, cohort: float, rounds: int, delta: float) -> Epsilon:
+        """ε of `rounds` rounds here, at a run's own noise on the average; an extrapolation."""
+        event = PoissonGaussian(self.cohort / self.population, self.noise(noise, cohort))
+        return cost(event, rounds, delta)
+
+    def text(self, epsilon: Epsilon, noise: float, rounds: int) -> str:
+        """One line that cannot be taken for a guarantee."""
+        return (
+            f"Not this run, an extrapolation: {self.population:,} clients, {self.cohort:,} a round, noise "
+            f"{noise:.4g} (as much on the average), {rounds:,} rounds: ε = {epsilon.value:.3g} "
+            f"(RDP {epsilon.rdp:.3g}) at δ = {epsilon.delta:g}, if training went the same."
+        )

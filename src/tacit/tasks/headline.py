@@ -1,0 +1,55 @@
+"""The one number that a run is judged by, and which way is better.
+
+A task's `summarise` gives several metrics; progress lines, tables and tuning look at the first of these that
+it gives. A task of one's own that gives none of them is judged by its loss.
+
+>>> headline({"round", "loss", "wer", "cer"})
+Headline(name='wer', title='WER', higher=False, share=True)
+>>> headline({"loss", "wer"}).best([0.3, 0.2, 0.4])
+0.2
+>>> headline(["loss"]).text(0.51), headline(["accuracy"]).text(0.512)
+('loss 0.51', 'accuracy 51.2%')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A metric that runs are judged by."""
+
+    name: str
+    title: str
+    higher: bool
+    """Whether more of it is better."""
+    share: bool
+    """Whether it is shown as a percentage."""
+
+    def best(self, values: Iterable[float]) -> float:
+        """The best of some values, of which there is at least one."""
+        return max(values) if self.higher else min(values)
+
+    def score(self, value: float) -> float:
+        """A number that is larger for a better value."""
+        return value if self.higher else -value
+
+    def text(self, value: float) -> str:
+        """Name and value, for a person."""
+        return f"{self.title} {value:.1%}" if self.share else f"{self.title} {value:.2f}"
+
+
+HEADLINES = (
+    Headline("accuracy", "accuracy", higher=True, share=True),
+    Headline("wer", "WER", higher=False, share=True),
+    Headline("perplexity", "perplexity", higher=False, share=False),
+    Headline("loss", "loss", higher=False, share=False),
+)
+"""From the most telling to the last resort."""
+
+
+def headline(recorded: Container[str]) -> Headline:
+    """The metric to judge by, among those that were recorded; the loss if none is known."""
+    return next((known for known in HEADLINES if known.name in recorded), HEADLINES[-1])
