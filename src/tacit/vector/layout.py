@@ -114,7 +114,7 @@ class Layout:
     def layer_norms(self, vector: Tensor) -> Tensor:
         """L2 norm of each layer of a shared vector, in the order of `layer_slices()`."""
         squares = [
-            torch.stack([vector[part].float().square().sum() for part in parts]).sum()
+            torch.stack([torch.linalg.vector_norm(vector[part].float()) for part in parts]).square().sum()
             for _, parts in self.layer_slices()
         ]
         return torch.stack(squares).sqrt()
