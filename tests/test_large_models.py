@@ -216,7 +216,7 @@ def test_mistakes_with_a_folder_are_named(tmp_path: Path) -> None:
     [
         ({"lora": {"rank": 4}}, "model: give one of name, hub and config .none is given"),
         ({"name": "mlp", "hub": "minilm"}, "not name and hub together"),
-        ({"hub": "minilm", "rank": 4}, "unknown key 'rank'; known keys are name, hub, config, lora, train"),
+        ({"hub": "minilm", "rank": 4}, "unknown key 'rank'; known keys are name, hub, config"),
         ({"hub": "minilm", "lora": {"rnk": 4}}, r"model\.lora\.rnk: unknown key; did you mean 'rank'"),
         ({"hub": "minilm", "lora": {"rank": 0}}, r"model\.lora\.rank: must be greater than 0"),
     ],

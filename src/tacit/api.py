@@ -158,8 +158,9 @@ def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = No
         save_model(model, how, partial)
     else:
         base = build_base(config, dataset)
-        save_adapter(model, base, Lora(**section.lora.model_dump()), section.hub or "base", partial)
-        if section.hub is None:
+        home = section.hub if section.start is None else None  # where others find this very base
+        save_adapter(model, base, Lora(**section.lora.model_dump()), home or "base", partial)
+        if home is None:
             save_model(base, how, partial / "base")
     if section.hub is not None:
         copy_tokenizer(locate(section.hub, offline=True), partial)

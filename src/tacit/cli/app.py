@@ -328,9 +328,9 @@ def _unit_note(config: Config) -> str | None:
 
 def _weights_note(config: Config) -> str | None:
     """A word when most of what a run computes with is, and stays, random."""
-    if config.model.lora is None or config.model.hub is not None:
+    if config.model.lora is None or config.model.hub is not None or config.model.start is not None:
         return None
-    return "model.lora: the frozen weights are random ones; model.hub gives a pretrained network"
+    return "model.lora: the frozen weights are random ones; model.hub or model.start gives trained ones"
 
 
 def main() -> None:
