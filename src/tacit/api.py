@@ -31,6 +31,7 @@ from tacit.config.build import (
     build_settings,
 )
 from tacit.config.methods import build_algorithm
+from tacit.config.sweep import load_one
 from tacit.data import Dataset
 from tacit.engine import Job
 from tacit.errors import UserError
@@ -103,13 +104,16 @@ def resume(
 def test(
     place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None
 ) -> tuple[int, Metrics, dict[str, Metrics]]:
-    """A run's newest model, or the one a config starts from, on the test set: round, metrics, and by user."""
+    """A run's newest model, or the one a config starts from, on the test set: round, metrics, and by user.
+
+    Of a sweep, the config is that of its first run.
+    """
     place = Path(place)
     is_run = place.is_dir()
     if is_run and not (place / CONFIG).exists():
         raise UserError(f"{place} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
     given = configs.parse_overrides(list(overrides))
-    config = configs.load(place / CONFIG if is_run else place, given, presets=not is_run)
+    config = configs.load(place / CONFIG, given, presets=False) if is_run else load_one(place, given)
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
     return round, *metrics_by_user(job)
