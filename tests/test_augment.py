@@ -115,6 +115,7 @@ def test_training_pictures_change_and_test_pictures_do_not(tmp_path: Path) -> No
     assert all(torch.equal(a["x"], b["x"]) for a, b in zip(plain[1], changed[1], strict=True))
 
 
+@pytest.mark.slow
 def test_the_same_run_changes_pictures_the_same_way_whatever_the_engine(tmp_path: Path) -> None:
     first, again = run(tmp_path / "a"), run(tmp_path / "b")
     assert all(torch.equal(a["x"], b["x"]) for a, b in zip(first[0], again[0], strict=True))

@@ -51,7 +51,7 @@ def test_against_a_loop_over_tokens() -> None:
             right += int(logits.argmax() == target)
         assert float(losses[i].detach()) == pytest.approx(sum(own) / max(len(own), 1), abs=1e-5)
         total, tokens = total + sum(own), tokens + len(own)
-    sums = {name: float(value) for name, value in Language().evaluate(model, batch).items()}
+    sums = {name: float(value.detach()) for name, value in Language().evaluate(model, batch).items()}
     assert sums == pytest.approx({"loss": total, "correct": right, "tokens": tokens, "count": 5}, rel=1e-5)
     metrics = Language().summarise(sums)
     assert metrics["perplexity"] == pytest.approx(math.exp(total / tokens))

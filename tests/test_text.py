@@ -101,6 +101,7 @@ for i in np.random.default_rng(int(sys.argv[2])).permutation(3000):
 """
 
 
+@pytest.mark.slow
 def test_killed_processes_that_share_tokens_leave_right_ones(tmp_path: Path) -> None:
     children = [
         subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path), str(i)], stdout=subprocess.PIPE)
@@ -253,6 +254,7 @@ def test_files_by_their_columns(kind: str, reviews: Path, tmp_path: Path) -> Non
         assert bool(label == 0) == ("good" in line)  # "good" sorts before "other"
 
 
+@pytest.mark.slow
 def test_a_private_run_on_texts_tokenises_only_who_was_drawn(reviews: Path, tmp_path: Path) -> None:
     section = {
         "name": "csv", "path": str(reviews / "csv"), "text": "review", "label": "verdict",

@@ -64,7 +64,10 @@ def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str
     """A transformers config as it is given, and what the tokenizer decides where that is left out."""
     if dataset.tokenizer is None or isinstance(config, str):
         return config
-    return {"vocab_size": dataset.tokenizer.vocabulary, "pad_token_id": dataset.tokenizer.pad, **config}
+    tokenizer = dataset.tokenizer
+    # An architecture's usual start and end are ids of its own tokenizer, and only matter for generation.
+    own = {"pad_token_id": tokenizer.pad, "bos_token_id": None, "eos_token_id": None}
+    return {"vocab_size": tokenizer.vocabulary, **own, **config}
 
 
 def refuse_tokens(model: nn.Module, dataset: Dataset) -> None:
