@@ -20,7 +20,7 @@ SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 
     "sweep:\n"
     "  method: [fedavg, {name: dp-fedavg-client, momentum: 0.0}]\n"
     "  seed: [0, 1]\n"
-    "  tune: {local.lr: [0.0001, 0.1]}\n"
+    "  tune: {local.lr: [0.0001, 0.1, 1.0e+30]}\n"
 )
 
 
@@ -66,7 +66,7 @@ def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> N
         ("[fedavg, {name: dp-fedavg-client, momentum: 0.0}]", "fedavg", "sweep.method: give a list"),
         ("fedavg, {", "fedavgg, {", "sweep point method=fedavgg"),
         ("  validation: 0.2\n", "", "set data.validation"),
-        ("local.lr: [0.0001, 0.1]", "local.lr: [0.0001, -1]", "local.lr: must be greater than 0"),
+        ("local.lr: [0.0001, 0.1, 1.0e+30]", "local.lr: [0.0001, -1]", "local.lr: must be greater than 0"),
     ],
 )
 def test_every_point_is_checked_before_the_first_run(

@@ -31,10 +31,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from tacit.errors import UserError
+from tacit.errors import Diverged, UserError
 
 if TYPE_CHECKING:
     from tacit.config.sweep import Point, Sweep
+
+
+TUNING = "tuning"
+DIVERGED = "diverged"
+"""Left in the folder of a candidate that came to no end: it is not tried again, and not chosen."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,10 @@ class Task:
     rounds: int
 
     def finished(self) -> bool:
-        return (self.folder / "finished").exists()
+        return (self.folder / "finished").exists() or self.diverged()
+
+    def diverged(self) -> bool:
+        return (self.folder / DIVERGED).exists()
 
     def rounds_done(self) -> int:
         try:
@@ -67,11 +75,11 @@ def run_sweep(sweep: Sweep, folder: Path, console: Console, jobs: int | None = N
     if sweep.tune:
         groups = {slug(_without_seed(p)): p for p in points}
         tuning = {
-            name: [Task(folder / "tuning" / slug(c), c, sweep.config(c).rounds) for c in sweep.candidates(p)]
+            name: [Task(folder / TUNING / slug(c), c, sweep.config(c).rounds) for c in sweep.candidates(p)]
             for name, p in groups.items()
         }
         everything = {task.folder: task for tasks in tuning.values() for task in tasks}
-        _run_all(sweep, list(everything.values()), console, "tuning", jobs)
+        _run_all(sweep, list(everything.values()), console, TUNING, jobs)
         chosen = {name: _best(tasks, list(sweep.tune)) for name, tasks in tuning.items()}
         (folder / "tuned.json").write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
         points = [{**p, **chosen[slug(_without_seed(p))]} for p in points]
@@ -88,6 +96,10 @@ def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:
     """The tuned values of the run that ended best on the validation records."""
     from tacit.federation import read_metrics
     from tacit.tasks import headline
+
+    tasks = [task for task in tasks if not task.diverged()]
+    if not tasks:
+        raise UserError(f"sweep.tune: all values of {', '.join(keys)} diverge; try lower ones")
 
     def score(task: Task) -> float:
         last = read_metrics(task.folder / "metrics.jsonl")[-1:]
@@ -139,6 +151,7 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
     said = time.monotonic()
     # Processes that start afresh, not forks: a fork would inherit torch's threads in an unknown state.
     context = get_context("spawn")
+    tuning = title == TUNING
     jobs = min(jobs, len(waiting))
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_with_parent)
     futures: dict[str, Future[bool]] = {}
@@ -147,7 +160,7 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
         # No more than can run: what a pool has queued it starts even after a Ctrl-C.
         while waiting and sum(not future.done() for future in futures.values()) < jobs:
             task = waiting.pop(0)
-            futures[task.folder.name] = pool.submit(play, sweep.base, task.point, str(task.folder))
+            futures[task.folder.name] = pool.submit(play, sweep.base, task.point, str(task.folder), tuning)
 
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         line = bar.add_task(title, total=sum(task.rounds for task in tasks), runs="")
@@ -207,8 +220,11 @@ def _leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
-    """One run of a sweep, in a process of its own; whether it came to its end."""
+def play(base: Mapping[str, Any], point: Point, folder_name: str, tuning: bool) -> bool:
+    """One run of a sweep, in a process of its own; whether it came to its end.
+
+    When `tuning`, to diverge is an end: a rate that is too large for one method is in the grid for another.
+    """
     from tacit import api
 
     folder = Path(folder_name)
@@ -220,6 +236,11 @@ def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
             result = api.run(api.load(base, {**point, "engine": {"workers": 0}}), folder)
     except KeyboardInterrupt:  # before the first round; later ones finish and save
         return False
+    except Diverged:
+        if not tuning:
+            raise
+        (folder / DIVERGED).touch()
+        return True
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if result.finished:

@@ -20,7 +20,7 @@ from tacit import randomness
 from tacit.engine import BUFFERS, Engine, InProcess, Job, MemoryStore, Order, Pool, Report, Tune, Visit
 from tacit.engine.memory import NONE
 from tacit.engine.work import public_steps
-from tacit.errors import UserError
+from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.layers import layer_statistics
@@ -297,7 +297,7 @@ class Federation:
     def _refuse_if_none_finite(self, reports: Sequence[Report]) -> None:
         if reports and not any(report.finite for report in reports):
             saved = f"round {self._saved_round} is saved" if self._saved_round else "no round was saved yet"
-            raise UserError(
+            raise Diverged(
                 f"round {self.round + 1}: the updates of all {len(reports)} clients were infinite or not a "
                 f"number; {saved} in {self.folder}. Lower local.lr or set local.clip, then start again"
             )
