@@ -44,7 +44,8 @@ def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> N
     assert chosen["method=fedavg"] == {"local.lr": 0.1}, "a rate that learns beats one that does not move"
 
     finished = {p: p.stat().st_mtime_ns for p in Path("runs/mini").rglob("metrics.jsonl")}
-    assert len(finished) == 4 + 4, "two rates for each of two methods, then two seeds of each"
+    assert len(finished) == 6 + 4, "three rates for each of two methods, then two seeds of each"
+    assert list(Path("runs/mini/tuning").glob("method=fedavg,*lr=1e+30*/diverged")), "it loses, and no more"
     code, again, _ = command("run", file, "--json")
     assert json.loads(again) == json.loads(out)
     assert finished == {p: p.stat().st_mtime_ns for p in Path("runs/mini").rglob("metrics.jsonl")}
