@@ -43,13 +43,16 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 		-e '.[transformers]' -r bench/requirements.txt
 	@touch $@
 
-bench: .venv-bench/.installed  ## speed and memory against peers (about ten minutes; best on a quiet machine)
+bench: .venv-bench/.installed  ## speed and memory against peers (about twenty minutes; best on a quiet machine)
 	@.venv-bench/bin/python bench/simulation.py
 	@.venv-bench/bin/python bench/gradients.py
 	@.venv-bench/bin/python bench/privacy.py
+	@.venv-bench/bin/python bench/large.py
+	@.venv-bench/bin/python bench/speech.py
 
-results: $(VENV)/.installed  ## the comparisons of docs/results.md (about three hours on two cores)
-	@for part in example-level client-level not-private; do \
+results: $(VENV)/.installed-dev  ## the comparisons of docs/results.md (about three hours on two cores)
+	@test -e runs/small-003-seed || $(BIN)/tacit pretrain recipes/small/003/seed.yaml --out runs/small-003-seed
+	@for part in example-level client-level not-private large speech-noise speech-optimizers speech-cohort; do \
 		$(BIN)/tacit run recipes/small/results-$$part.yaml && \
 		$(BIN)/tacit compare runs/results-$$part --picture docs/results-$$part.png || exit 1; \
 	done
