@@ -52,7 +52,7 @@ bench: .venv-bench/.installed  ## speed and memory against peers (about twenty m
 
 results: $(VENV)/.installed-dev  ## the comparisons of docs/results.md (about three hours on two cores)
 	@test -e runs/small-003-seed || $(BIN)/tacit pretrain recipes/small/003/seed.yaml --out runs/small-003-seed
-	@for part in example-level client-level not-private large speech-noise speech-optimizers speech-cohort; do \
+	@for part in example-level client-level not-private large large-sgd speech-noise speech-optimizers speech-cohort; do \
 		$(BIN)/tacit run recipes/small/results-$$part.yaml && \
 		$(BIN)/tacit compare runs/results-$$part --picture docs/results-$$part.png || exit 1; \
 	done
