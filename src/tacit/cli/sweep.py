@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
     from tacit.config.sweep import Point, Sweep
 
 
-TUNING = "tuning"
 DIVERGED = "diverged"
-"""Left in the folder of a candidate that came to no end: it is not tried again, and not chosen."""
+"""Left in the folder of a run that came to no end: it is not tried again, and its rate not chosen."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,19 @@ def run_sweep(sweep: Sweep, folder: Path, console: Console, jobs: int | None = N
     if sweep.tune:
         groups = {slug(_without_seed(p)): p for p in points}
         tuning = {
-            name: [Task(folder / TUNING / slug(c), c, sweep.config(c).rounds) for c in sweep.candidates(p)]
+            name: [Task(folder / "tuning" / slug(c), c, sweep.config(c).rounds) for c in sweep.candidates(p)]
             for name, p in groups.items()
         }
         everything = {task.folder: task for tasks in tuning.values() for task in tasks}
-        _run_all(sweep, list(everything.values()), console, TUNING, jobs)
+        _run_all(sweep, list(everything.values()), console, "tuning", jobs)
         chosen = {name: _best(tasks, list(sweep.tune)) for name, tasks in tuning.items()}
         (folder / "tuned.json").write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
         points = [{**p, **chosen[slug(_without_seed(p))]} for p in points]
     tasks = [Task(folder / slug(p), p, sweep.config(p).rounds) for p in points]
     _run_all(sweep, tasks, console, "runs", jobs)
+    for task in tasks:
+        if task.diverged():
+            console.print(f"diverged: {escape(task.folder.name)}; its rounds so far are in the table")
     return folder
 
 
@@ -151,7 +154,6 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
     said = time.monotonic()
     # Processes that start afresh, not forks: a fork would inherit torch's threads in an unknown state.
     context = get_context("spawn")
-    tuning = title == TUNING
     jobs = min(jobs, len(waiting))
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_with_parent)
     futures: dict[str, Future[bool]] = {}
@@ -160,7 +162,7 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
         # No more than can run: what a pool has queued it starts even after a Ctrl-C.
         while waiting and sum(not future.done() for future in futures.values()) < jobs:
             task = waiting.pop(0)
-            futures[task.folder.name] = pool.submit(play, sweep.base, task.point, str(task.folder), tuning)
+            futures[task.folder.name] = pool.submit(play, sweep.base, task.point, str(task.folder))
 
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         line = bar.add_task(title, total=sum(task.rounds for task in tasks), runs="")
@@ -220,10 +222,10 @@ def _leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def play(base: Mapping[str, Any], point: Point, folder_name: str, tuning: bool) -> bool:
+def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
     """One run of a sweep, in a process of its own; whether it came to its end.
 
-    When `tuning`, to diverge is an end: a rate that is too large for one method is in the grid for another.
+    To diverge is an end too: a rate that is too large for one method may be in the grid for another.
     """
     from tacit import api
 
@@ -237,8 +239,6 @@ def play(base: Mapping[str, Any], point: Point, folder_name: str, tuning: bool) 
     except KeyboardInterrupt:  # before the first round; later ones finish and save
         return False
     except Diverged:
-        if not tuning:
-            raise
         (folder / DIVERGED).touch()
         return True
     finally:

@@ -16,7 +16,8 @@ def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> No
     from matplotlib.figure import Figure  # slow to import, and only needed here
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    many = len(table) > 6
+    figure = Figure(figsize=(9.5 if many else 8, 5), layout="constrained")
     axes = figure.add_subplot()
     lines = ("-", "--", ":")
     drawn = 0
@@ -29,7 +30,14 @@ def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> No
         mean, std = values.mean(0), values.std(0)
         (line,) = axes.plot(shared, mean, lines[n // 10 % len(lines)], label=row.label)
         if len(series) > 1:
-            axes.fill_between(shared, mean - std, mean + std, color=line.get_color(), alpha=0.15, linewidth=0)
+            axes.fill_between(
+                shared,
+                mean - std,
+                mean + std,
+                color=line.get_color(),
+                alpha=0.04 if many else 0.15,
+                linewidth=0,
+            )
         drawn += 1
     if not drawn:
         raise UserError(f"no run recorded {metric!r}; there is no curve to draw")
@@ -38,7 +46,10 @@ def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> No
     axes.set_ylabel(metric.replace("_", " "))
     axes.set_title(title or f"{metric.replace('_', ' ')}, mean over seeds ± one standard deviation")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="best")
+    if many:
+        figure.legend(fontsize="small", loc="outside right upper")
+    else:
+        axes.legend(fontsize="small", loc="best")
     try:
         figure.savefig(file, dpi=120)
     except (OSError, ValueError) as error:
