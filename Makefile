@@ -52,10 +52,13 @@ bench: .venv-bench/.installed  ## speed and memory against peers (about twenty m
 
 results: $(VENV)/.installed-dev  ## the comparisons of docs/results.md (about three hours on two cores)
 	@test -e runs/small-003-seed || $(BIN)/tacit pretrain recipes/small/003/seed.yaml --out runs/small-003-seed
-	@for part in example-level client-level not-private large large-sgd speech-noise speech-optimizers speech-cohort; do \
-		$(BIN)/tacit run recipes/small/results-$$part.yaml && \
-		$(BIN)/tacit compare runs/results-$$part --picture docs/results-$$part.png || exit 1; \
-	done
+	@for part in example-level client-level not-private large large-sgd speech-noise speech-optimizers \
+		speech-cohort; do $(BIN)/tacit run recipes/small/results-$$part.yaml || exit 1; done
+	@$(BIN)/tacit compare runs/results-example-level --picture docs/results-example-level.png
+	@$(BIN)/tacit compare runs/results-client-level --metric personal_accuracy \
+		--picture docs/results-client-level.png
+	@for alpha in 0.1 0.6; do $(BIN)/tacit compare runs/results-not-private/*alpha=$$alpha* \
+		--picture docs/results-not-private-$$alpha.png; done
 
 clean:  ## remove the environments and caches (runs stay)
 	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache
