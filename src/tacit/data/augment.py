@@ -8,7 +8,7 @@ guarantee for examples it is (see `Worker`), like every other coin.
 
 >>> pictures = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
 >>> Augment(crop=1)({"x": pictures}, np.array([4]), step=0, key=1)["x"][0, 0].tolist()
-[[0, 0, 0], [0, 0, 1], [0, 3, 4]]
+[[1, 2, 0], [4, 5, 0], [7, 8, 0]]
 """
 
 from __future__ import annotations
