@@ -171,7 +171,8 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, 
                 feed()
             while not all(future.done() for future in futures.values()):
                 time.sleep(0.2)
-                if not any(map(_interrupted, futures.values())):
+                # What fails one run (data that is missing, say) would fail the others too.
+                if not any(map(_interrupted, futures.values())) and not any(map(_failed, futures.values())):
                     feed()
                 done = sum(task.finished() for task in tasks)
                 bar.update(
@@ -199,6 +200,10 @@ def _deaf() -> Iterator[None]:
 
 def _interrupted(future: Future[bool]) -> bool:
     return future.done() and future.exception() is None and not future.result()
+
+
+def _failed(future: Future[bool]) -> bool:
+    return future.done() and future.exception() is not None
 
 
 def _refuse_failures(futures: Mapping[str, Future[bool]]) -> None:
