@@ -69,6 +69,17 @@ def test_run_then_refuse_then_resume(command, recipe: Path) -> None:
     assert "guarantees nothing" in err
 
 
+def test_a_run_is_tested_again_where_records_have_no_users(command, recipe: Path) -> None:
+    _, out, _ = command("run", recipe, "--out", "here", "--json")
+    accuracy = json.loads(out)["last"]["accuracy"]
+    code, out, _ = command("test", "here", "--json")
+    found = json.loads(out)
+    assert (code, found["round"], found["users"]) == (0, 2, {})
+    assert found["all"]["accuracy"] == pytest.approx(accuracy)
+    code, out, _ = command("test", "here")
+    assert code == 0 and "after round 2" in out and "user" not in out
+
+
 def test_json_is_one_object_on_standard_output(command, recipe: Path) -> None:
     code, out, _ = command("run", recipe, "--json", "--set", "rounds=1")
     assert code == 0

@@ -124,3 +124,9 @@ def test_plan_shows_all_three_and_larger_populations(
 def test_a_scale_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         Scale.parse(text)
+
+
+def test_a_delta_that_gives_somebody_away_is_told() -> None:
+    few, many = Scale(500, 50), Scale(240_000, 24_000)
+    lines = [scale.text(scale.cost(1.0, 24, 10, 1e-3), 1.0, 10) for scale in (few, many)]
+    assert ["too large" in line for line in lines] == [False, True]

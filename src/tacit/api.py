@@ -110,10 +110,8 @@ def test(
     """
     place = Path(place)
     is_run = place.is_dir()
-    if is_run and not (place / CONFIG).exists():
-        raise UserError(f"{place} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
     given = configs.parse_overrides(list(overrides))
-    config = configs.load(place / CONFIG, given, presets=False) if is_run else load_one(place, given)
+    config = _config(place, given) if is_run else load_one(place, given)
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
     return round, *metrics_by_user(job)
@@ -174,16 +172,16 @@ def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = No
     return build_algorithm(config.method.name, config.method.options).personal_part
 
 
-def _config(folder: Path) -> Config:
+def _config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Config:
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
-    return configs.load(folder / CONFIG, presets=False)
+    return configs.load(folder / CONFIG, overrides, presets=False)
 
 
 def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     """What ε would be with more clients, for a run so far: a line each, none of them a claim of the run."""
     folder = Path(folder)
-    config = configs.load(folder / CONFIG, presets=False)
+    config = _config(folder)
     privacy = config.privacy
     asked = [Scale(s.population, s.cohort) for s in privacy.extrapolate] if privacy else []
     if privacy is None or not [*asked, *more]:

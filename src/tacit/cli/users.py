@@ -44,6 +44,8 @@ def test(
     metric, shown = headline(whole), [name for name in whole if name != "count"]
     when = f"after round {round:,}" if round else "before training"
     console.print(f"{when}: " + ", ".join(f"{name} {whole[name]:.3g}" for name in shown))
+    if not each:
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("user", "records", *shown):
         table.add_column(title, justify="left" if title == "user" else "right")

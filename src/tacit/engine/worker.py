@@ -314,15 +314,20 @@ class Worker:
             plain_gradient(flat, batch, job.task.losses)
             flat.values.sub_(flat.grad, alpha=tune.lr)
 
-    @torch.inference_mode()
-    def _evaluate(self, records: Records, indices: np.ndarray) -> dict[str, float]:
-        self.flat.module.eval()
-        sums: dict[str, float] = {}
-        for lo in range(0, len(indices), self.job.evaluation_batch):
-            batch = records.prepare(records.take(indices[lo : lo + self.job.evaluation_batch]))
-            for name, value in self.job.task.evaluate(self.flat.module, batch).items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-        return sums
+    def _evaluate(self, records: Records, indices: NDArray[Any]) -> dict[str, float]:
+        return evaluate(self.flat.module, self.job, records, indices)
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, job: Job, records: Records, indices: NDArray[Any]) -> dict[str, float]:
+    """Sums of the task's metrics of a model over some records."""
+    model.eval()
+    sums: dict[str, float] = {}
+    for lo in range(0, len(indices), job.evaluation_batch):
+        batch = records.prepare(records.take(indices[lo : lo + job.evaluation_batch]))
+        for name, value in job.task.evaluate(model, batch).items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
 
 
 def add_sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

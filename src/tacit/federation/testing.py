@@ -9,11 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from tacit.engine import Job
-from tacit.engine.worker import add_sums
-from tacit.errors import UserError
+from tacit.engine.worker import add_sums, evaluate
 from tacit.federation.checkpoint import load_model, newest
 
 Metrics = dict[str, float]
@@ -28,25 +26,21 @@ def load_newest(job: Job, folder: Path) -> int:
     return saved.round
 
 
-@torch.inference_mode()
 def metrics_by_user(job: Job) -> tuple[Metrics, dict[str, Metrics]]:
-    """Metrics of `job.model` over the whole test set, and over each user's records (with their `count`)."""
-    users = job.test.users
-    if users is None:
-        raise UserError("the test set has no users, so there is nothing to tell apart")
-    job.model.eval()
-    names, owner = np.unique(users, return_inverse=True)
-    sums = []
-    for number in range(len(names)):
-        own = np.flatnonzero(owner == number)
-        parts = []
-        for lo in range(0, len(own), job.evaluation_batch):
-            batch = job.test.prepare(job.test.take(own[lo : lo + job.evaluation_batch]))
-            parts.append({k: float(v) for k, v in job.task.evaluate(job.model, batch).items()})
-        sums.append(add_sums(parts))
+    """Metrics of `job.model` over the whole test set, and over each user's records (with their `count`).
+
+    Where records are nobody's, there are no users to tell apart.
+    """
 
     def metrics(part: Metrics) -> Metrics:
         return {**job.task.summarise(part), "count": part["count"]}
 
+    users = job.test.users
+    if users is None:
+        return metrics(evaluate(job.model, job, job.test, np.arange(len(job.test)))), {}
+    names, owner = np.unique(users, return_inverse=True)
+    sums = [
+        evaluate(job.model, job, job.test, np.flatnonzero(owner == number)) for number in range(len(names))
+    ]
     each = {str(name): metrics(part) for name, part in zip(names, sums, strict=True)}
     return metrics(add_sums(sums)), each

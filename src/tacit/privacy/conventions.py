@@ -82,8 +82,10 @@ class Scale:
 
     def text(self, epsilon: Epsilon, noise: float, rounds: int) -> str:
         """One line that cannot be taken for a guarantee."""
+        share = 1 / self.population
+        loose = f" δ is not below 1/{self.population:,}: too large for so many." * (epsilon.delta >= share)
         return (
             f"Not this run, an extrapolation: {self.population:,} clients, {self.cohort:,} a round, noise "
             f"{noise:.4g} (as much on the average), {rounds:,} rounds: ε = {epsilon.value:.3g} "
-            f"(RDP {epsilon.rdp:.3g}) at δ = {epsilon.delta:g}, if training went the same."
+            f"(RDP {epsilon.rdp:.3g}) at δ = {epsilon.delta:g}, if training went the same.{loose}"
         )
