@@ -27,6 +27,7 @@ from tacit.algorithms import Algorithm
 from tacit.data import Batch, Population, Records, batches
 from tacit.data.augment import Augment
 from tacit.data.records import Timed
+from tacit.engine.allocator import keep_freed_memory
 from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients
 from tacit.engine.memory import MemoryStore
@@ -96,6 +97,7 @@ class Worker:
     """Plays clients on one resident model."""
 
     def __init__(self, job: Job) -> None:
+        keep_freed_memory()
         self.job = job
         self.flat = Flat(job.model, job.algorithm.personal_part)
         self.memory = MemoryStore(job.memory)

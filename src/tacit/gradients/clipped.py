@@ -46,7 +46,7 @@ Bound = float | Sequence[Group]
 
 SAFE = 1 - 2.0**-20
 """Norms and factors are rounded; this keeps what is left of a record within C all the same."""
-LITTLE, MUCH = 16 * 2**20, 2 * 2**30
+LITTLE, MUCH = 64 * 2**20, 2 * 2**30
 """Bytes that a part of a batch may always take, and never may, when the size of the parts is not given."""
 
 

@@ -1,11 +1,12 @@
-"""Convolutions: a grouped convolution for early layers, Gram matrices of pixels for late ones.
+"""Convolutions: per-record gradients for early layers, Gram matrices of pixels for late ones.
 
-Early layers have many pixels and few weights. Their per-record weight gradients come out of one *grouped*
-convolution (the records side by side as groups), which the CPU kernels compute as fast as the usual sum
-over records. Late layers have few pixels and many weights: there ‖g_j‖² = Σ_{t,s} (u_t · u_s)(y_t · y_s)
-over pairs of output pixels, with u_t the patch under pixel t. Patches never need to be copied out: the
-product of two patches is a sum over the kernel of products of single pixels, so one Gram matrix of the
-*input pixels*, shifted and added, gives it with kernel-size times fewer multiplications.
+Early layers have many pixels and few weights. Their per-record weight gradients are products of the output's
+gradient and the patches under its pixels, made for a few records at a time so that their patches stay in the
+cache; that takes hardly longer than the usual sum over records. Late layers have few pixels and many weights:
+there ‖g_j‖² = Σ_{t,s} (u_t · u_s)(y_t · y_s) over pairs of output pixels, with u_t the patch under pixel t.
+Patches need not be copied out for it: the product of two patches is a sum over the kernel of products of
+single pixels, so one Gram matrix of the *input pixels*, shifted and added, gives it with kernel-size times
+fewer multiplications.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.records import Explicit, PerRecord, gram_squares, in_full, zero_outside
+from tacit.gradients.records import Explicit, PerRecord, gram_squares, in_full, traffic, zero_outside
 from tacit.gradients.tape import Tape, Unsupported
 
 
@@ -117,11 +118,66 @@ def _sum_of(views: Sequence[Tensor]) -> Tensor:
 def _gram(images: Tensor, groups: int) -> Tensor:
     """[B, C, H, W] → products of all pairs of pixels, [B, groups, H, W, H, W]."""
     b, c, h, w = images.shape
-    flat = images.reshape(b * groups, c // groups, h * w)
+    flat = _matrices(images) if groups == 1 else images.reshape(b * groups, c // groups, h * w)
     return torch.bmm(flat.transpose(1, 2), flat).view(b, groups, h, w, h, w)
 
 
-def per_record_weights(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+def _matrices(images: Tensor) -> Tensor:
+    """[B, C, H, W] → [B, C, H·W], without a copy where channels come last, too."""
+    if images.is_contiguous(memory_format=torch.channels_last):
+        return images.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2)
+    return images.flatten(2)
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Per-record gradients of a convolution's weight in memory, as [B, out, height · width, in]: channels last.
+
+    In this order patches are copied in runs of whole pixels.
+    """
+
+    grads: Tensor
+    shape: tuple[int, ...]
+    """The weight's own."""
+
+    @staticmethod
+    def of(x: Tensor, grad: Tensor, geometry: Geometry, records: int, shape: tuple[int, ...]) -> Taps:
+        """Those of a convolution without groups, on one image of each record or on several."""
+        g = geometry
+        (height, width), (top, left) = grad.shape[2:], g.padding
+        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, top, top)).contiguous()
+        b, c = x.shape[0], x.shape[3]
+        record, row, column, _ = x.stride()
+        walk = (row * g.stride[0], column * g.stride[1], row * g.dilation[0], column * g.dilation[1])
+        patches = x.as_strided((b, height, width, *g.kernel, c), (record, *walk, 1))
+        taps = prod(g.kernel)
+        few = max(2, PATCHES // (height * width * taps * c))
+        found = x.new_empty(b, grad.shape[1], taps * c)
+        parts = (torch.split(whole, few) for whole in (_matrices(grad), patches, found))
+        for left_part, right_part, out in zip(*parts, strict=True):
+            torch.bmm(left_part, right_part.reshape(len(out), height * width, taps * c), out=out)
+        found = found.view(records, -1, grad.shape[1], taps, c)
+        return Taps(found.squeeze(1) if b == records else found.sum(1), shape)
+
+    def squares(self) -> Tensor:
+        return Explicit(self.grads).squares()
+
+    def add_weighted(self, factors: Tensor, out: Tensor) -> None:
+        total = torch.mv(self.grads.flatten(1).t(), factors).view(self.grads.shape[1:])
+        out.flatten(2).add_(total.transpose(1, 2))
+
+    def explicit(self) -> Tensor:
+        return self.grads.transpose(2, 3).reshape(-1, *self.shape)
+
+    def keep(self, mask: Tensor) -> Taps:
+        return Taps(zero_outside(mask, self.grads), self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.grads.numel() * self.grads.element_size()
+
+
+def grouped_weights(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     """[B, *weight.shape], by a convolution whose groups are the records'."""
     b, c_in, c_out = x.shape[0], x.shape[1], grad.shape[1]
     shape = (b * c_out, c_in // geometry.groups, *geometry.kernel)
@@ -180,16 +236,18 @@ def _weight_form(
     gram = pixels**2 * x.shape[1] + outputs**2 * (
         grad.shape[1] + SHIFT * geometry.groups * prod(geometry.kernel)
     )
-    if x.shape[0] == records and gram < GROUPED * prod(shape):
+    explicit = traffic(prod(shape)) if geometry.groups == 1 else GROUPED * prod(shape)
+    if x.shape[0] == records and gram < explicit:
         return Patches(x, grad, geometry)
-    weights = per_record_weights(x, grad, geometry)
-    return Explicit(
-        weights.view(records, -1, *shape).sum(1) if x.shape[0] > records else weights.view(records, *shape)
-    )
+    if geometry.groups == 1:
+        return Taps.of(x, grad, geometry, records, shape)
+    return Explicit(grouped_weights(x, grad, geometry).view(records, -1, *shape).sum(1))
 
 
 GROUPED = 130
 """Multiplications in Gram matrices that cost as much as one number of a grouped convolution's output."""
+PATCHES = 2**19
+"""Numbers of patches that a core's cache holds beside the gradients made from them."""
 CACHED = 2**17
 """Numbers of a Gram matrix that a core's cache holds beside what is made from it."""
 SHIFT = 8

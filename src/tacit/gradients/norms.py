@@ -139,7 +139,7 @@ def layer_norm(
     """Per-feature scale and shift after normalising each token."""
     shape = list(normalized_shape)
     features = len(shape)
-    tape.per_record(x, features)
+    tape.check(x, features)
     tape.expect(weight, bias)
 
     def found(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> None:
@@ -171,7 +171,7 @@ def rms_norm(
 ) -> Tensor:
     """Per-feature scale after dividing each token by its root mean square."""
     features = len(normalized_shape)
-    tape.per_record(x, features)
+    tape.check(x, features)
     normal = F.rms_norm(x, list(normalized_shape), None, eps)
 
     def grads(grad: Tensor, normal: Tensor) -> Sequence[PerRecord | None]:

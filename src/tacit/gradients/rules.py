@@ -22,7 +22,7 @@ from tacit.gradients.tape import Rule, Tape, Unsupported
 
 def linear(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ + b, with any leading dimensions."""
-    tape.per_record(x)
+    tape.check(x)
 
     def grads(grad: Tensor, x: Tensor) -> Sequence[PerRecord | None]:
         grad = tape.per_record(grad)

@@ -169,10 +169,14 @@ class Tape(TorchFunctionMode):
         """Was this tensor computed from the batch?"""
         return isinstance(tensor, Tensor) and self._mark(tensor) is self._data
 
-    def per_record(self, tensor: Tensor, features: int = 1) -> Tensor:
-        """[B·k, …, *features] → [B, T, *features]: records first, all other dimensions as one."""
+    def check(self, tensor: Tensor, features: int = 1) -> None:
+        """Refuse what could not be split by record later."""
         if self.records > 1 and (tensor.dim() <= features or tensor.shape[0] % self.records):
             raise Unsupported(f"a layer's input has shape {tuple(tensor.shape)} for {self.records} records")
+
+    def per_record(self, tensor: Tensor, features: int = 1) -> Tensor:
+        """[B·k, …, *features] → [B, T, *features]: records first, all other dimensions as one."""
+        self.check(tensor, features)
         return tensor.reshape(self.records, -1, *tensor.shape[tensor.dim() - features :])
 
     def watch(
@@ -184,7 +188,7 @@ class Tape(TorchFunctionMode):
     ) -> Tensor:
         """Have `grads(output gradient, *saved)` called in the backward pass, for the targets' gradients."""
         self.expect(*targets)
-        self.per_record(output)  # refuse now what could not be split by record later
+        self.check(output)
         if not output.requires_grad:
             output = _Anchor.apply(output, self.anchor)  # type: ignore[no-untyped-call]
         held = [tensor.detach() for tensor in saved]
