@@ -14,11 +14,12 @@ from gradients_reference import assert_exact, squared_outputs
 sizes = st.integers(1, 6)
 batches = st.integers(1, 5)
 seeds = st.integers(0, 10**6)
+layouts = st.sampled_from([torch.contiguous_format, torch.channels_last])
 few = settings(max_examples=40, deadline=None)
 
 
-def x(*shape: int) -> dict[str, Tensor]:
-    return {"x": torch.randn(*shape, dtype=torch.float64)}
+def x(*shape: int, layout: torch.memory_format = torch.contiguous_format) -> dict[str, Tensor]:
+    return {"x": torch.randn(*shape, dtype=torch.float64).contiguous(memory_format=layout)}
 
 
 def check(model: nn.Module, batch: dict[str, Tensor]) -> None:
@@ -55,7 +56,8 @@ def test_conv2d(data, b, groups, c_in, c_out, seed):
     )
     height, width = data.draw(st.tuples(st.integers(5, 9), st.integers(5, 9)))
     # A second convolution, so that the gradient at the first one is dense.
-    check(nn.Sequential(conv, nn.Conv2d(c_out * groups, 2, 1)), x(b, c_in * groups, height, width))
+    images = x(b, c_in * groups, height, width, layout=data.draw(layouts))
+    check(nn.Sequential(conv, nn.Conv2d(c_out * groups, 2, 1)), images)
 
 
 @few
@@ -76,12 +78,12 @@ def test_conv1d(b, kernel, stride, padding, dilation, groups, seed):
 
 @pytest.mark.parametrize("channels,pixels", [(2, 16), (48, 4), (48, 16)])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_convolution_by_both_routes(channels, pixels, groups):
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_convolution_by_both_routes(channels, pixels, groups, layout):
     """Few pixels and many channels go by Gram matrices; the other way round, explicitly."""
     conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1, groups=groups)
-    check(
-        nn.Sequential(conv, nn.ReLU(inplace=True), nn.Conv2d(channels, 2, 1)), x(3, channels, pixels, pixels)
-    )
+    images = x(3, channels, pixels, pixels, layout=layout)
+    check(nn.Sequential(conv, nn.ReLU(inplace=True), nn.Conv2d(channels, 2, 1)), images)
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])

@@ -247,6 +247,9 @@ def _norms(
 
 
 def _affordable(found: Survey, size: int) -> int:
-    """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them."""
-    limit = min(MUCH, max(LITTLE, size * found.plain * 5 // 4))
+    """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them.
+
+    Twice what a plain step keeps: its peak also has gradients in passing, and measures 1.5 times that.
+    """
+    limit = min(MUCH, max(LITTLE, size * found.plain * 2))
     return max(1, limit // max(1, found.plain + found.kept))

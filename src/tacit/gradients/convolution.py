@@ -59,23 +59,25 @@ class Patches:
     x: Tensor
     grad: Tensor
     geometry: Geometry
+    shape: tuple[int, ...]
+    """The weight's own."""
 
     def squares(self) -> Tensor:
         # A few records at a time, so that their Gram matrices stay in the cache.
         pixels = max(self.x[0, 0].numel(), self.grad[0, 0].numel())
         few = max(1, CACHED // (pixels**2 * self.geometry.groups))
         parts = zip(torch.split(self.x, few), torch.split(self.grad, few), strict=True)
-        return torch.cat([Patches(x, grad, self.geometry)._squares() for x, grad in parts])
+        return torch.cat([self._squares(x, grad) for x, grad in parts])
 
-    def _squares(self) -> Tensor:
-        pairs = (self._patch_gram(), _gram(self.grad, self.geometry.groups))
+    def _squares(self, x: Tensor, grad: Tensor) -> Tensor:
+        pairs = (self._patch_gram(x, grad), _gram(grad, self.geometry.groups))
         return gram_squares(*[gram.flatten(4).flatten(2, 3) for gram in pairs])
 
-    def _patch_gram(self) -> Tensor:
+    def _patch_gram(self, x: Tensor, grad: Tensor) -> Tensor:
         """Products of all pairs of patches: [B, groups, H, W, H, W] over output pixels."""
         g = self.geometry
-        (height, width), (top, left) = self.grad.shape[2:], g.padding
-        total = _gram(self.x, g.groups)
+        (height, width), (top, left) = grad.shape[2:], g.padding
+        total = _gram(x, g.groups)
         if top or left:
             total = F.pad(total, (left, left, top, top) * 2)
         # The window is a rectangle, so it is summed along one axis after the other.
@@ -88,13 +90,13 @@ class Patches:
         weighted = self.grad * factors.view(-1, 1, 1, 1)
         shape = (self.grad.shape[1], self.x.shape[1] // self.geometry.groups, *self.geometry.kernel)
         empty = out.view(shape)
-        out += self.geometry.weight_grad(self.x, weighted, empty, self.geometry.groups).view_as(out)
+        out += self.geometry.weight_grad(self.x, weighted, empty, self.geometry.groups).reshape(out.shape)
 
     def explicit(self) -> Tensor:
-        return per_record_weights(self.x, self.grad, self.geometry)
+        return _explicit(self.x, self.grad, self.geometry, len(self.x), self.shape).explicit()
 
     def keep(self, mask: Tensor) -> Patches:
-        return Patches(zero_outside(mask, self.x), zero_outside(mask, self.grad), self.geometry)
+        return Patches(zero_outside(mask, self.x), zero_outside(mask, self.grad), self.geometry, self.shape)
 
     @property
     def bytes(self) -> int:
@@ -131,9 +133,9 @@ def _matrices(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Taps:
-    """Per-record gradients of a convolution's weight in memory, as [B, out, height · width, in]: channels last.
+    """Per-record gradients of a convolution's weight in memory, as [B, out, height · width, in].
 
-    In this order patches are copied in runs of whole pixels.
+    Channels last: in this order patches are copied in runs of whole pixels.
     """
 
     grads: Tensor
@@ -177,7 +179,7 @@ class Taps:
         return self.grads.numel() * self.grads.element_size()
 
 
-def grouped_weights(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
+def _grouped(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     """[B, *weight.shape], by a convolution whose groups are the records'."""
     b, c_in, c_out = x.shape[0], x.shape[1], grad.shape[1]
     shape = (b * c_out, c_in // geometry.groups, *geometry.kernel)
@@ -238,10 +240,16 @@ def _weight_form(
     )
     explicit = traffic(prod(shape)) if geometry.groups == 1 else GROUPED * prod(shape)
     if x.shape[0] == records and gram < explicit:
-        return Patches(x, grad, geometry)
+        return Patches(x, grad, geometry, shape)
+    return _explicit(x, grad, geometry, records, shape)
+
+
+def _explicit(
+    x: Tensor, grad: Tensor, geometry: Geometry, records: int, shape: tuple[int, ...]
+) -> Taps | Explicit:
     if geometry.groups == 1:
         return Taps.of(x, grad, geometry, records, shape)
-    return Explicit(grouped_weights(x, grad, geometry).view(records, -1, *shape).sum(1))
+    return Explicit(_grouped(x, grad, geometry).view(records, -1, *shape).sum(1))
 
 
 GROUPED = 130

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from tacit.errors import UserError
 from tacit.models.initial import he_, head_, image
 
-
 LAYOUT = torch.channels_last
-"""How activations lie in memory: in this way max pooling is six times as fast on a CPU, a step a third faster."""
+"""How activations lie in memory: so, max pooling is six times as fast on a CPU, a step a third faster."""
 
 
 class Cnn(nn.Module):
