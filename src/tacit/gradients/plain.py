@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients import engine
 from tacit.vector import Flat
 
 Batch = dict[str, Tensor]
@@ -48,7 +49,7 @@ def plain_gradient(flat: Flat, batch: Batch, losses: Losses) -> Tensor:
         return flat.grad.new_zeros(())
     each = losses(flat.module, batch)
     # The mean's gradient is 1/B for every loss: given outright, it spares autograd two nodes.
-    each.backward(torch.full_like(each, 1 / count))  # type: ignore[no-untyped-call]
+    engine.backward(each, torch.full_like(each, 1 / count))
     return each.detach().mean()
 
 
@@ -71,7 +72,7 @@ class Descent:
     def __init__(self, flat: Flat) -> None:
         self._module = flat.module
         named = dict(flat.module.named_parameters())
-        self._parameters = [named[segment.name] for segment in flat.layout.shared_segments]
+        self._parameters = tuple(named[segment.name] for segment in flat.layout.shared_segments)
         self._views = [view for _, view in flat.layout.views(flat.shared)]
         self._weights = flat.values.new_empty(0)
 
@@ -80,7 +81,7 @@ class Descent:
         each = losses(self._module, batch)
         if self._weights.shape != each.shape:
             self._weights = torch.full_like(each, 1 / len(each))
-        grads = torch.autograd.grad(each, self._parameters, self._weights, allow_unused=True)
+        grads = engine.grad(each, self._weights, self._parameters)
         for view, grad in zip(self._views, grads, strict=True):
             if grad is not None:
                 view.sub_(grad, alpha=lr)

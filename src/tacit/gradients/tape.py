@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from tacit.gradients import engine
 from tacit.gradients.plain import Batch, batch_size
 from tacit.gradients.records import Explicit, PerRecord, sum_by_record, sum_of
 
@@ -259,7 +260,7 @@ class Tape(TorchFunctionMode):
         """For each parameter its per-record gradients and their squared norms; None where it has no part."""
         if losses.requires_grad:
             # Asking for the anchor alone keeps autograd from touching any parameter's own `.grad`.
-            torch.autograd.grad(losses, self.anchor, torch.ones_like(losses), allow_unused=True)
+            engine.grad(losses, torch.ones_like(losses), (self.anchor,))
         for target, parameters, grads in self._lifted:
             for index, pulled in zip(
                 sorted(parameters), self._pull_back(target, parameters, grads), strict=True
