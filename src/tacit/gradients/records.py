@@ -59,9 +59,11 @@ class Explicit:
     grads: Tensor
 
     def squares(self) -> Tensor:
+        if self.grads.dim() <= 2:
+            norms: Tensor = torch.linalg.vector_norm(self._matrix, dim=1)
+            return norms.square()
         # Row by row: one float32 sum over millions of numbers would be off by 1e-4.
-        rows = self.grads.flatten(2) if self.grads.dim() > 2 else self._matrix.unsqueeze(1)
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=2)
+        norms = torch.linalg.vector_norm(self.grads.flatten(2), dim=2)
         return norms.square().sum(1)
 
     def add_weighted(self, factors: Tensor, out: Tensor) -> None:
