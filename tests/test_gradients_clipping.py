@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from gradients_reference import assert_exact, close, lengths, record_gradients, squared_outputs
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, engine, plain_gradient
+from tacit.gradients.plain import Descent
 from tacit.vector import Flat
 
 losses = squared_outputs()
@@ -382,3 +383,42 @@ def test_the_engine_gives_what_the_documented_functions_give(documented, monkeyp
     for _ in range(2):
         engine.backward(model(x).flatten(), weights)
     assert torch.allclose(model.weight.grad, 2 * expected[0]) and unused.grad is None
+
+
+def test_losses_that_are_not_one_each_are_refused():
+    flat = Flat(nn.Linear(3, 1))
+    batch = {"x": torch.randn(4, 3)}
+
+    def mean(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return module(batch["x"]).mean()
+
+    with pytest.raises(UserError, match="return one each"):
+        plain_gradient(flat, batch, mean)
+    with pytest.raises(UserError, match="return one each"):
+        Descent(flat)(batch, mean, lr=0.1)
+    with pytest.raises(UserError, match="return one each"):
+        ClippedGradient(flat)(batch, mean, 1.0)
+
+
+def test_switched_off_gradients_are_not_taken_for_zero():
+    flat = Flat(nn.Linear(3, 1))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="switched off"):
+        ClippedGradient(flat)({"x": torch.randn(4, 3)}, squared_outputs(), 1.0)
+
+
+def test_half_precision_parameters_without_a_layer_of_their_own():
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    x = torch.randn(4, 3, dtype=torch.bfloat16)
+    flat = Flat(Scale())
+    result = ClippedGradient(flat)({"x": x}, lambda module, b: module(b["x"]).float().sum(1), 0.5)
+    assert result.norms.dtype == torch.float32
+    close(result.norms, x.float().norm(dim=1), 1e-5)
+    clipped = x.float() * (0.5 / x.float().norm(dim=1, keepdim=True)).clamp(max=1.0)
+    close(flat.grad.float(), clipped.sum(0), 1e-2)

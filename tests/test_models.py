@@ -212,3 +212,13 @@ def test_residual_branches_start_small_but_alive() -> None:
     weights = {n: p for n, p in small("resnet18").named_parameters() if "norm" in n and n.endswith("weight")}
     for name, weight in weights.items():
         assert (weight == (torch.tensor(8.0).rsqrt() if "norm2" in name else 1.0)).all(), name
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_cnn_works_with_channels_last(channels):
+    """Max pooling is slow otherwise; one channel lies in memory like many, so it needs saying."""
+    model = models.build("cnn", (channels, 28, 28), 10)
+    seen = []
+    model.conv1.register_forward_hook(lambda module, args, out: seen.append(out))
+    model(torch.zeros(2, channels, 28, 28))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)

@@ -1,24 +1,34 @@
 """How the C library treats memory that training frees.
 
-By default glibc gives large blocks straight back to the system, and the next step pays for fresh pages,
-zeroed one by one: a tenth of a small CNN's time, a sixth of a private step that holds many activations.
+By default glibc soon gives freed memory back to the system, and the next step pays for fresh pages, zeroed
+one by one: a tenth of a small CNN's time, a sixth of a private step that holds many activations.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 
 TRIM, MMAP = -1, -3
-"""The names of glibc's two settings in `mallopt`."""
-KEPT, LARGE = 1 << 30, 64 << 20
-"""Bytes of free memory kept at most; and of a block that is still returned at once, so as to leave no gap."""
+"""glibc's numbers for the two settings, in `mallopt`."""
+KEPT = 1 << 30
+"""Free bytes at the top of the heap before they go back; what lies below a block in use stays."""
+LARGE = 32 << 20
+"""Bytes of a block that goes back at once. Older releases of glibc refuse more."""
+USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory() -> None:
-    """From now on, keep what this process frees for its next step; does nothing without glibc."""
+    """From now on, let this whole process keep what it frees for its next step.
+
+    Does nothing where there is no `mallopt`, or where the environment has settings of the user's own.
+    """
+    if any(name in os.environ for name in USERS_OWN):
+        return
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return
-    mallopt(ctypes.c_int(MMAP), ctypes.c_int(LARGE))
-    mallopt(ctypes.c_int(TRIM), ctypes.c_int(KEPT))
+    # Either call ends glibc's own adaptation: the second without the first would be worse than neither.
+    if mallopt(ctypes.c_int(MMAP), ctypes.c_int(LARGE)):
+        mallopt(ctypes.c_int(TRIM), ctypes.c_int(KEPT))

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from tacit.errors import UserError
 from tacit.gradients.fallback import record_gradients
-from tacit.gradients.plain import Batch, Losses, batch_size
+from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.records import Explicit, PerRecord
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, refuse_mixing_modules, survey
@@ -47,7 +47,7 @@ Bound = float | Sequence[Group]
 SAFE = 1 - 2.0**-20
 """Norms and factors are rounded; this keeps what is left of a record within C all the same."""
 LITTLE, MUCH = 64 * 2**20, 2 * 2**30
-"""Bytes that a part of a batch may always take, and never may, when the size of the parts is not given."""
+"""Bytes that a part of a batch may always keep, and never may, when the size of the parts is not given."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ class ClippedGradient:
         A record's share has norm at most C, or at most C_g in each group. The sum does not depend on the
         size of the parts, nor on which records share a batch.
         """
+        if not torch.is_grad_enabled():
+            raise RuntimeError("gradients are switched off here; leave torch.no_grad before asking for some")
         groups, bounds = _groups(self.flat, bound)
         size = batch_size(batch)
         before = self._state()
@@ -179,10 +181,7 @@ class ClippedGradient:
                 tape = Tape(self._parameters, batch, RULES)
                 with tape:
                     values = losses(self.flat.module, batch)
-                if values.shape != (size,):
-                    raise UserError(
-                        f"losses returned shape {tuple(values.shape)} for {size} records; return one each"
-                    )
+                refuse_shape(values, size)
                 with torch.autocast(values.device.type, enabled=False):
                     return self._preconditioned(tape.backward(values)), values.detach()
             except Unsupported as obstacle:
@@ -249,7 +248,7 @@ def _norms(
 def _affordable(found: Survey, size: int) -> int:
     """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them.
 
-    Twice what a plain step keeps: its peak also has gradients in passing, and measures 1.5 times that.
+    A plain step's peak also has gradients in passing; it measures 1.5 times and more of what the step keeps.
     """
     limit = min(MUCH, max(LITTLE, size * found.plain * 2))
     return max(1, limit // max(1, found.plain + found.kept))

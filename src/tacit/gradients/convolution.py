@@ -147,19 +147,29 @@ class Taps:
         """Those of a convolution without groups, on one image of each record or on several."""
         g = geometry
         (height, width), (top, left) = grad.shape[2:], g.padding
-        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, top, top)).contiguous()
-        b, c = x.shape[0], x.shape[3]
-        record, row, column, _ = x.stride()
+        x = x.permute(0, 2, 3, 1)
+        x = F.pad(x, (0, 0, left, left, top, top)) if top or left else x.contiguous()
+        images, c = x.shape[0], x.shape[3]
+        image, row, column, _ = x.stride()
         walk = (row * g.stride[0], column * g.stride[1], row * g.dilation[0], column * g.dilation[1])
-        patches = x.as_strided((b, height, width, *g.kernel, c), (record, *walk, 1))
-        taps = prod(g.kernel)
-        few = max(2, PATCHES // (height * width * taps * c))
-        found = x.new_empty(b, grad.shape[1], taps * c)
-        parts = (torch.split(whole, few) for whole in (_matrices(grad), patches, found))
-        for left_part, right_part, out in zip(*parts, strict=True):
-            torch.bmm(left_part, right_part.reshape(len(out), height * width, taps * c), out=out)
-        found = found.view(records, -1, grad.shape[1], taps, c)
-        return Taps(found.squeeze(1) if b == records else found.sum(1), shape)
+        patches = x.as_strided((images, height, width, *g.kernel, c), (image, *walk, 1))
+        taps, each = prod(g.kernel), images // records
+        # Two, not one, where the cache holds less: a second thread takes the second.
+        few = max(1, max(2, PATCHES // (height * width * taps * c)) // each)
+        found = x.new_empty(records, grad.shape[1], taps * c)
+        parts = zip(
+            torch.split(_matrices(grad), few * each),
+            torch.split(patches, few * each),
+            torch.split(found, few),
+            strict=True,
+        )
+        for grads, under, out in parts:
+            under = under.reshape(-1, height * width, taps * c)
+            if each == 1:
+                torch.bmm(grads, under, out=out)
+            else:
+                torch.sum(torch.bmm(grads, under).view(len(out), each, *out.shape[1:]), 1, out=out)
+        return Taps(found.view(records, -1, taps, c), shape)
 
     def squares(self) -> Tensor:
         return Explicit(self.grads).squares()

@@ -1,6 +1,6 @@
 """Autograd's engine, called without the checks in Python that `torch.autograd.grad` wraps around it.
 
-They take 60 µs, a fifth of a small model's step, and look for what cannot be wrong here.
+For a perceptron on batches of ten they are a sixth of a step.
 """
 
 from __future__ import annotations

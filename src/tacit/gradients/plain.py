@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from tacit.errors import UserError
 from tacit.gradients import engine
 from tacit.vector import Flat
 
@@ -38,6 +39,12 @@ def batch_size(batch: Batch) -> int:
     return next(iter(sizes.values()))
 
 
+def refuse_shape(losses: Tensor, records: int) -> None:
+    """A mean in the place of losses would make gradients too small by a factor of the batch, silently."""
+    if losses.shape != (records,):
+        raise UserError(f"losses returned shape {tuple(losses.shape)} for {records} records; return one each")
+
+
 def plain_gradient(flat: Flat, batch: Batch, losses: Losses) -> Tensor:
     """Fill `flat.grad` with the gradient of the mean loss; return that mean, detached.
 
@@ -48,6 +55,7 @@ def plain_gradient(flat: Flat, batch: Batch, losses: Losses) -> Tensor:
     if count == 0:
         return flat.grad.new_zeros(())
     each = losses(flat.module, batch)
+    refuse_shape(each, count)
     # The mean's gradient is 1/B for every loss: given outright, it spares autograd two nodes.
     engine.backward(each, torch.full_like(each, 1 / count))
     return each.detach().mean()
@@ -80,6 +88,7 @@ class Descent:
         """Move against the gradient of the mean loss of a batch that is not empty; its losses, detached."""
         each = losses(self._module, batch)
         if self._weights.shape != each.shape:
+            refuse_shape(each, batch_size(batch))
             self._weights = torch.full_like(each, 1 / len(each))
         grads = engine.grad(each, self._weights, self._parameters)
         for view, grad in zip(self._views, grads, strict=True):

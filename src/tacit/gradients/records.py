@@ -1,8 +1,9 @@
-"""Three forms of a parameter's per-record gradients, each as small as the layer allows.
+"""Forms of a parameter's per-record gradients, each as small as the layer allows.
 
-A layer hands over one of these as soon as the backward pass reaches it. All three answer the same three
+A layer hands over one of these as soon as the backward pass reaches it. All of them answer the same three
 questions: the squared norm for each record, the sum weighted by clip factors, and (when a parameter is
-used several times) the gradients themselves. Only `Explicit` holds B × parameters numbers.
+used several times) the gradients themselves. Only `Explicit`, and a convolution's `Taps`, hold B × parameters
+numbers.
 
 >>> import torch
 >>> left, right = torch.randn(3, 5, 4), torch.randn(3, 5, 2)        # 3 records of 5 tokens, weight 4 × 2
@@ -211,7 +212,7 @@ def sum_of(forms: Sequence[PerRecord]) -> PerRecord:
 def sum_by_record(grad: Tensor, shape: Sequence[int], records: int) -> Tensor:
     """Each record's gradient of a tensor of `shape` that was broadcast to `grad.shape`: [B, *shape]."""
     padded = [1] * (grad.dim() - len(shape)) + list(shape)
-    split = grad.reshape(records, -1, *grad.shape[1:])
+    split = in_full(grad).reshape(records, -1, *grad.shape[1:])
     if padded[0] == 1:
         split = split.sum(1, keepdim=True)
     else:

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.errors import UserError
-from tacit.gradients.plain import Batch, Losses
+from tacit.gradients.plain import Batch, Losses, refuse_shape
 from tacit.gradients.tape import Rule, Tape, Unsupported, tensors_in
 
 
@@ -72,7 +72,9 @@ def survey(
         def run(batch: Batch) -> Tensor:
             torch.set_rng_state(state)  # the same dropout masks each time
             with torch.no_grad():
-                return losses(module, batch)
+                found = losses(module, batch)
+            refuse_shape(found, 2)
+            return found
 
         if not torch.allclose(run(pair)[0], run(changed)[0], rtol=1e-3, atol=1e-5, equal_nan=True):
             culprit = _first_to_mix(module, lambda: run(pair), lambda: run(changed))

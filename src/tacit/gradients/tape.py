@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from tacit.gradients import engine
 from tacit.gradients.plain import Batch, batch_size
-from tacit.gradients.records import Explicit, PerRecord, sum_by_record, sum_of
+from tacit.gradients.records import Explicit, PerRecord, in_full, sum_by_record, sum_of
 
 Rule = Callable[..., Any]
 """rule(tape, function, *args, **kwargs): what `function` returns, with its parameters under watch."""
@@ -266,7 +266,7 @@ class Tape(TorchFunctionMode):
                 sorted(parameters), self._pull_back(target, parameters, grads), strict=True
             ):
                 if pulled is not None:
-                    self._found[index].append(Explicit(pulled))
+                    self._found[index].append(Explicit(in_full(pulled)))
         results: list[tuple[PerRecord, Tensor] | None] = []
         for forms, squares in zip(self._found, self._squares, strict=True):
             if not forms:
