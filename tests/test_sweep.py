@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tacit.config.sweep import read_sweep
 from tacit.report import compare
 from test_cli import GOOD, tacit
 
@@ -147,3 +148,27 @@ def test_seeds_whose_noise_was_found_for_one_budget_are_one_row() -> None:
 
     assert [len(row.runs) for row in compare.rows([run(0, 1.0), run(1, 1.1), run(2, 1.0)])] == [3]
     assert [len(row.runs) for row in compare.rows([run(0, 1.0), run(1, 1.0), run(0, 2.0)])] == [2, 1]
+
+
+@pytest.mark.parametrize("key", ["seed", "method", "method.momentum", "local.lr", "local"])
+def test_what_a_sweep_varies_is_not_set_for_all_of_it(command, tmp_path: Path, key: str) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    code, _, err = command("run", file, "--set", f"{key}=1")
+    assert code == 2
+    assert f"--set {key}: the sweep gives" in err
+
+
+def test_lists_of_a_sweep_are_set_from_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    sweep = read_sweep(file, {"sweep.seed": [3], "sweep.tune.local.lr": [0.5], "rounds": 1})
+    assert sweep is not None
+    assert [point["seed"] for point in sweep.points] == [3, 3]
+    assert sweep.tune == {"local.lr": [0.5]}
+    assert sweep.config(sweep.points[0]).rounds == 1
+
+    file.write_text(GOOD)
+    assert read_sweep(file, {"rounds": 1}) is None
+    made = read_sweep(file, {"sweep.seed": [3, 4]})
+    assert made is not None and [point["seed"] for point in made.points] == [3, 4]

@@ -8,13 +8,15 @@ validation split (`data.validation`), with the first seed, is kept for all seeds
       method: [dp-fedadamw, dp-fedavg]
       seed: [0, 1, 2]
       tune: {local.lr: [0.03, 0.1, 0.3]}
+
+`--set 'sweep.seed=[3, 4]'` changes or adds such a list from the command line.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +63,16 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None  # the ordinary loader explains what is wrong with it
-    if not isinstance(values, dict) or SECTION not in values:
+    ours = {key: value for key, value in overrides.items() if key.startswith(f"{SECTION}.")}
+    if not isinstance(values, dict) or (SECTION not in values and not ours):
         return None
-    section = values.pop(SECTION)
+    section = values.pop(SECTION, {})
     if not isinstance(section, dict):
         raise UserError(f"{file}: sweep: name keys and a list of values for each")
     tune = section.pop("tune", {}) or {}
+    for key, value in ours.items():
+        key = key.removeprefix(f"{SECTION}.")
+        (tune if key.startswith("tune.") else section)[key.removeprefix("tune.")] = value
     for key, choices in [*section.items(), *tune.items()]:
         if not isinstance(choices, list) or not choices:
             raise UserError(f"{file}: sweep.{key}: give a list of values (got {choices!r})")
@@ -75,7 +81,9 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
             f"{file}: sweep.tune needs records to choose by; set data.validation, for example to 0.1"
         )
     for key, value in overrides.items():
-        override(values, key, value)
+        if key not in ours:
+            _refuse_overruled(key, [*section, *tune])
+            override(values, key, value)
     sweep = Sweep(values, section, tune, str(values.get("name", file.stem)))
     for point in sweep.points:
         for candidate in (point, *sweep.candidates(point)):
@@ -85,6 +93,16 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
             except UserError as error:
                 raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
     return sweep
+
+
+def _refuse_overruled(key: str, swept: Iterable[str]) -> None:
+    """What a sweep varies cannot be set for all of its runs: the sweep would have the last word, silently."""
+    for other in swept:
+        if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
+            raise UserError(
+                f"--set {key}: the sweep gives {other} values of its own; change them with "
+                f"--set 'sweep.{other}=[...]' (sweep.tune.{other} if they are tuned)"
+            )
 
 
 def load_one(file: Path, overrides: Mapping[str, Any]) -> Config:
