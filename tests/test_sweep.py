@@ -147,3 +147,13 @@ def test_seeds_whose_noise_was_found_for_one_budget_are_one_row() -> None:
 
     assert [len(row.runs) for row in compare.rows([run(0, 1.0), run(1, 1.1), run(2, 1.0)])] == [3]
     assert [len(row.runs) for row in compare.rows([run(0, 1.0), run(1, 1.0), run(0, 2.0)])] == [2, 1]
+
+
+def test_runs_without_noise_have_a_row_too() -> None:
+    def run(seed: int) -> compare.Run:
+        return compare.Run(Path(str(seed)), {"seed": seed}, [{"round": 1, "epsilon": float("inf")}])
+
+    (row,) = compare.rows([run(0), run(1), run(2)])
+    epsilon = row.last("epsilon")
+    assert epsilon is not None
+    assert (epsilon.mean, epsilon.std) == (float("inf"), 0.0)
