@@ -172,3 +172,13 @@ def test_lists_of_a_sweep_are_set_from_the_command_line(tmp_path: Path) -> None:
     assert read_sweep(file, {"rounds": 1}) is None
     made = read_sweep(file, {"sweep.seed": [3, 4]})
     assert made is not None and [point["seed"] for point in made.points] == [3, 4]
+
+
+def test_runs_without_noise_have_a_row_too() -> None:
+    def run(seed: int) -> compare.Run:
+        return compare.Run(Path(str(seed)), {"seed": seed}, [{"round": 1, "epsilon": float("inf")}])
+
+    (row,) = compare.rows([run(0), run(1), run(2)])
+    epsilon = row.last("epsilon")
+    assert epsilon is not None
+    assert (epsilon.mean, epsilon.std) == (float("inf"), 0.0)

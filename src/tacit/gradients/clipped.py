@@ -248,7 +248,7 @@ def _norms(
 def _affordable(found: Survey, size: int) -> int:
     """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them.
 
-    A plain step's peak also has gradients in passing; it measures 1.5 times and more of what the step keeps.
+    Activations go as the gradients to be kept come: at no time are both there in full.
     """
-    limit = min(MUCH, max(LITTLE, size * found.plain * 2))
-    return max(1, limit // max(1, found.plain + found.kept))
+    limit = min(MUCH, max(LITTLE, size * found.plain * 5 // 4))
+    return max(1, limit // max(1, found.plain, found.kept))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Spread:
     def of(values: Sequence[float]) -> Spread | None:
         if not values:
             return None
+        if not all(map(math.isfinite, values)):  # ε without noise: `statistics` takes no roots of these
+            return Spread(statistics.fmean(values), 0.0 if len(set(values)) == 1 else math.nan)
         return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
 
 
