@@ -43,7 +43,7 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 		-e '.[transformers]' -r bench/requirements.txt
 	@touch $@
 
-bench: .venv-bench/.installed  ## speed and memory against peers (about twenty minutes; best on a quiet machine)
+bench: .venv-bench/.installed  ## speed and memory against peers (about half an hour; best on a quiet machine)
 	@.venv-bench/bin/python bench/simulation.py
 	@.venv-bench/bin/python bench/gradients.py
 	@.venv-bench/bin/python bench/privacy.py

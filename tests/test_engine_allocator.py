@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from tacit.engine.allocator import USERS_OWN
+
+glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other allocators have ways of their own"
+)
 
 PROGRAM = """
 import resource
@@ -27,13 +34,19 @@ print(faults())
 """
 
 
-def faults(keep: bool) -> int:
+def faults(keep: bool, **settings: str) -> int:
     command = [sys.executable, "-c", PROGRAM.format(keep=keep)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    clean = {name: value for name, value in os.environ.items() if name not in USERS_OWN}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**clean, **settings})
+    return int(done.stdout)
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have ways of their own")
+@glibc
 def test_memory_that_a_step_frees_is_there_for_the_next():
-    if faults(keep=False) < 10_000:
-        pytest.skip("nothing to mend here: huge pages, or settings of the user's own")
     assert faults(keep=True) < 1_000
+
+
+@glibc
+def test_settings_of_the_users_own_stay():
+    every_block_goes_back = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+    assert faults(keep=True, **every_block_goes_back) == faults(keep=False, **every_block_goes_back)

@@ -203,7 +203,7 @@ def test_our_models_equal_a_loop_over_records(name):
 @pytest.mark.parametrize("name", [*OURS, "roberta"])
 def test_agrees_with_opacus(name, monkeypatch):
     """Where Opacus supports the model: its per-record gradients, clipped here by the textbook."""
-    # Opacus 1.6 takes wrong patches out of images whose channels come last; ours are held to a loop above.
+    # Opacus 1.6 is off by 2 % where channels come last; there ours is held to a loop over records, above.
     monkeypatch.setattr(convolutional, "LAYOUT", torch.contiguous_format)
     opacus = pytest.importorskip("opacus")
     torch.manual_seed(0)

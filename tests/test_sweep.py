@@ -159,6 +159,20 @@ def test_what_a_sweep_varies_is_not_set_for_all_of_it(command, tmp_path: Path, k
     assert f"--set {key}: the sweep gives" in err
 
 
+def test_a_sweep_is_not_set_as_a_whole(command, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    code, _, err = command("run", file, "--set", "sweep=null")
+    assert code == 2
+    assert "one list of it at a time" in err
+
+
+def test_records_to_choose_by_may_come_from_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP.replace("  validation: 0.2\n", ""))
+    assert read_sweep(file, {"data.validation": 0.2}) is not None
+
+
 def test_lists_of_a_sweep_are_set_from_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP)

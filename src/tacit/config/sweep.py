@@ -63,6 +63,8 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None  # the ordinary loader explains what is wrong with it
+    if SECTION in overrides:
+        raise UserError("--set sweep: set one list of it at a time, for example --set 'sweep.seed=[0, 1]'")
     ours = {key: value for key, value in overrides.items() if key.startswith(f"{SECTION}.")}
     if not isinstance(values, dict) or (SECTION not in values and not ours):
         return None
@@ -76,14 +78,14 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     for key, choices in [*section.items(), *tune.items()]:
         if not isinstance(choices, list) or not choices:
             raise UserError(f"{file}: sweep.{key}: give a list of values (got {choices!r})")
-    if tune and not values.get("data", {}).get("validation"):
-        raise UserError(
-            f"{file}: sweep.tune needs records to choose by; set data.validation, for example to 0.1"
-        )
     for key, value in overrides.items():
         if key not in ours:
             _refuse_overruled(key, [*section, *tune])
             override(values, key, value)
+    if tune and not values.get("data", {}).get("validation"):
+        raise UserError(
+            f"{file}: sweep.tune needs records to choose by; set data.validation, for example to 0.1"
+        )
     sweep = Sweep(values, section, tune, str(values.get("name", file.stem)))
     for point in sweep.points:
         for candidate in (point, *sweep.candidates(point)):

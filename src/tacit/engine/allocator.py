@@ -1,7 +1,7 @@
 """How the C library treats memory that training frees.
 
 By default glibc soon gives freed memory back to the system, and the next step pays for fresh pages, zeroed
-one by one: a tenth of a small CNN's time, a sixth of a private step that holds many activations.
+one by one: a tenth of a small CNN's time, an eighth of a private step that holds many activations.
 """
 
 from __future__ import annotations
