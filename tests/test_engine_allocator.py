@@ -11,9 +11,7 @@ import pytest
 
 from tacit.engine.allocator import USERS_OWN
 
-glibc = pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="other allocators have ways of their own"
-)
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have their own ways")
 
 PROGRAM = """
 import resource
