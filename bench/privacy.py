@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 
 import torch
+from tacit.privacy.planning import solve_noise
 
 from tacit.privacy import Clip, OsNoise, PoissonGaussian
 from tacit.privacy import accounting as accountants
-from tacit.privacy.planning import solve_noise
 
 ROUNDS = 100_000
 SETTINGS = [(1e-5, 1.0, 1e-9), (1e-3, 1.0, 1e-6), (0.03, 1.5, 1e-9), (0.5, 2.0, 1e-5)]

@@ -174,9 +174,9 @@ def measure_memory(workers: int, cohort: int) -> None:
 
 def measure_population() -> None:
     import numpy as np
+    from tacit.federation.release import PlainRelease
 
     from tacit.data import ArrayRecords, Population
-    from tacit.federation.release import PlainRelease
     from tacit.privacy.sampling import FixedSize, Poisson
 
     clients = 10_000_000

@@ -25,9 +25,10 @@ from tacit.data import Dataset
 from tacit.engine import MemoryStore
 from tacit.engine.memory import NONE
 from tacit.federation import checkpoint
-from tacit.federation.release import COHORT, RELEASE, seeded_cohort
-from tacit.privacy.noise import SeededNoise
-from tacit.privacy.sampling import FixedSize
+from tacit.privacy import Bits, ExampleLevel, FixedSize, Grid
+from tacit.privacy.gaussian import rounded_gaussian
+from tacit.privacy.mechanisms.base import COHORT, RELEASE
+from tacit.privacy.mechanisms.plain import repeatable_cohort
 
 CLIENTS, EACH, PUBLIC, STEPS, SEED = 4, 12, 8, 3, 5
 
@@ -136,19 +137,24 @@ def problem(config: Config, sent: int = 16 * CLASSES + 2 * CLASSES) -> Problem:
     if privacy is None:
         return plain
     c = privacy.clip.bound
-    std = privacy.noise * c if privacy.noise else 0.0
     size = len(plain.theta)
     if privacy.unit == "example":
+        assert isinstance(job.privacy, ExampleLevel)
+        std = job.privacy.std(size, EACH)
+        grid = Grid.fit(c, size, privacy.noise) if privacy.noise else Grid(1, 1.0)
         return replace(
             plain,
             example_bounds=bounds(c, privacy.clip.per, size),
-            example_noise=lambda r, i: noises(std, size, SEED, r, 0, i, 1),
+            example_noise=lambda r, i: noises(std, grid, size, SEED, r, 0, i, 1),
             noise_variance=(std / EACH) ** 2,
         )
+    whole = sum(job.upload_sizes.values())
+    grid = Grid.fit(c, whole, privacy.noise) if privacy.noise else Grid(1, 1.0)
+    std = privacy.noise * grid.radius * grid.unit if privacy.noise else 0.0
     return replace(
         plain,
         client_bounds=c if privacy.clip.per == "global" else lambda _: bounds(c, privacy.clip.per, size),
-        client_noise=lambda r: noises(std, sent, SEED, r, 0, RELEASE),
+        client_noise=lambda r: noises(std, grid, sent, SEED, r, 0, RELEASE),
     )
 
 
@@ -156,22 +162,19 @@ def drawn(config: Config, round: int) -> list[int]:
     """A round's cohort of fixed size: by name, or by the coins of a client-level release."""
     sampling = FixedSize(config.cohort.size)
     if config.privacy is not None and config.privacy.unit == "client":
-        coins = np.random.default_rng((SEED, round, 0, COHORT))
-        return sampling.draw(coins, CLIENTS).tolist()
-    return seeded_cohort(sampling, CLIENTS, SEED, round).tolist()
+        return sampling.draw(Bits.named(SEED, round, 0, COHORT), CLIENTS).tolist()
+    return repeatable_cohort(sampling, CLIENTS, SEED, round).tolist()
 
 
 def start() -> Array:
     return np.concatenate([p.detach().double().numpy().ravel() for p in halves().parameters()])
 
 
-def noises(std: float, size: int, *name: int) -> Iterator[Array]:
-    """σC·N(0, I), one vector after another from one named source."""
-    source = SeededNoise(*name)
+def noises(std: float, grid: Grid, size: int, *name: int) -> Iterator[Array]:
+    """σC·N(0, I) in whole units, one vector after another from one named stream."""
+    bits = Bits.named(*name)
     while True:
-        vector = torch.zeros(size)
-        source.add_(vector, std)
-        yield vector.double().numpy()
+        yield rounded_gaussian(size, std / grid.unit, bits) * grid.unit if std else np.zeros(size)
 
 
 def bounds(c: float, per: str, size: int) -> list[tuple[slice, float]]:

@@ -1,4 +1,4 @@
-"""Batches: every record once an epoch; Poisson inclusion at the stated rate, independently."""
+"""Batches: every record once an epoch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.data import ArrayRecords, batches, epochs, poisson, steps
+from tacit.data import ArrayRecords, batches, epochs, steps
 
 
 @given(n=st.integers(0, 50), batch=st.integers(1, 60), count=st.integers(0, 4), seed=st.integers(0, 9))
@@ -34,42 +34,6 @@ def test_a_client_without_records_has_no_steps() -> None:
 def test_epochs_are_reshuffled() -> None:
     first, second = epochs(100, 100, 2, np.random.default_rng(0))
     assert not np.array_equal(first, second)
-
-
-def test_poisson_inclusion_rate_and_independence() -> None:
-    """400 records, 5000 steps, rate 0.03; every bound is 5.5 deviations or more.
-
-    With 400 + 3 comparisons against a two-sided tail of 4e-8 the whole test raises a false alarm for less
-    than one seed in 60,000.
-    """
-    n, count, q = 400, 5000, 0.03
-    joined = np.zeros((count, n))
-    for row, batch in zip(joined, poisson(n, q, count, np.random.default_rng(7)), strict=True):
-        assert (np.diff(batch) > 0).all(), "no record twice"
-        row[batch] = 1
-    deviation = np.sqrt(q * (1 - q))
-    assert np.abs(joined.mean(axis=0) - q).max() < 5.5 * deviation / np.sqrt(count), "each record's own rate"
-    z = (joined - q) / deviation
-    # Sizes: independent records make the size's variance n·q(1-q); fixed-size batches would have none.
-    # The variance of a sample variance is about (2 + excess/n)/count; the excess is negligible at n = 400.
-    size = z.sum(axis=1) / np.sqrt(n)
-    assert abs((size**2).mean() - 1) < 5.5 * np.sqrt(2.1 / count)
-    # Neighbouring records of one step, and one record in neighbouring steps.
-    assert abs((z[:, :-1] * z[:, 1:]).mean()) < 5.5 / np.sqrt(z[:, 1:].size)
-    assert abs((z[:-1] * z[1:]).mean()) < 5.5 / np.sqrt(z[1:].size)
-
-
-def test_poisson_keeps_empty_batches_and_the_edges() -> None:
-    rng = np.random.default_rng(0)
-    assert [len(b) for b in poisson(5, 0.0, 3, rng)] == [0, 0, 0]
-    assert [b.tolist() for b in poisson(3, 1.0, 2, rng)] == [[0, 1, 2]] * 2
-    assert len(list(poisson(0, 0.5, 4, rng))) == 4
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_is_a_probability(rate: float) -> None:
-    with pytest.raises(ValueError, match="probability"):
-        next(poisson(5, rate, 1, np.random.default_rng(0)))
 
 
 def test_an_empty_batch_size_is_refused() -> None:

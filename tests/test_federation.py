@@ -204,11 +204,12 @@ def test_memory_follows_the_client_and_survives(config, dataset) -> None:
     saved, _ = checkpoint.newest(result.path / "checkpoint")
     store = MemoryStore(result.path / "memory")
     visits = {int(c): store.load(int(c), v)["visits"].item() for c, v in saved.facts["memory"].items()}
-    from tacit.federation.release import seeded_cohort
+
+    from tacit.privacy.mechanisms.plain import repeatable_cohort
     from tacit.privacy.sampling import FixedSize
 
     expected = np.bincount(
-        np.concatenate([seeded_cohort(FixedSize(5), 12, 0, r) for r in range(6)]), minlength=12
+        np.concatenate([repeatable_cohort(FixedSize(5), 12, 0, r) for r in range(6)]), minlength=12
     )
     assert [visits.get(c, 0) for c in range(12)] == expected.tolist()
     files = list((result.path / "memory").rglob("*.safetensors"))

@@ -12,7 +12,7 @@ import tacit
 from conftest import blobs
 from methods_small import EACH, STEPS, configured, play
 from tacit.algorithms import Algorithm, Work
-from tacit.federation.release import LEDGER
+from tacit.federation.statements import LEDGER
 from tacit.privacy.ledger import Charge, Ledger
 from tacit.vector import Vectors
 
@@ -59,8 +59,7 @@ def test_a_personal_part_is_not_sent() -> None:
 
 def charges(method: str, overrides: dict[str, Any] | None = None) -> list[Charge]:
     config = configured(method, {"rounds": 2, "local.batch": 4, **(overrides or {})})
-    _, entries = Ledger.read(play(config).result.path / LEDGER)
-    return entries
+    return Ledger.read(play(config).result.path / LEDGER).charges
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def charges(method: str, overrides: dict[str, Any] | None = None) -> list[Charge
 def test_every_gradient_is_paid_for(method: str, options: dict[str, Any], steps: int, noise: float) -> None:
     """Each client of each round: its steps, at rate B/n, at σ or, for two gradients of a batch, σ/√2."""
     paid = charges(method, options)
-    assert sum(charge.times for charge in paid) == 2
+    assert len(paid) == 2
     for charge in paid:
         (part,) = charge.parts
         assert part.clients == (0, 1, 2, 3)
@@ -93,7 +92,7 @@ def test_at_client_level_sam_costs_nothing_extra() -> None:
 
 def _again(method: str) -> list[Charge]:
     played = play(configured(method, {"rounds": 2, "local.batch": 4, "privacy.noise": 1.0}), method)
-    return Ledger.read(played.result.path / LEDGER)[1]
+    return Ledger.read(played.result.path / LEDGER).charges
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def test_a_gradient_that_nobody_pays_for_is_refused(way: str, reason: str) -> No
 
 def test_what_is_announced_is_allowed_and_plain_gradients_are_free() -> None:
     paid = play(configured("dp-fedavg", {"rounds": 1}), "paid", algorithm=Greedy("twice", announced=2))
-    (charge,) = Ledger.read(paid.result.path / LEDGER)[1]
+    (charge,) = Ledger.read(paid.result.path / LEDGER).charges
     assert charge.parts[0].event.noise == pytest.approx(1 / math.sqrt(2))
     for way in ("twice", "pass"):
         play(configured("fedavg", {"rounds": 1}), way, algorithm=Greedy(way))

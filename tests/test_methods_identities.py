@@ -18,7 +18,7 @@ from methods_small import CLIENTS, EACH, STEPS, configured, halves, play, proble
 from tacit.algorithms import Scaffold, Work
 from tacit.algorithms.smoothing import laplacian_smoothing
 from tacit.config.methods import METHODS
-from tacit.privacy.clipping import Clip
+from tacit.privacy import Clip, ExampleLevel, Poisson
 from tacit.vector import Layout, Vectors
 
 EXAMPLE = [name for name, method in METHODS.items() if method.unit == "example"]
@@ -145,7 +145,9 @@ def test_privacy_raises_the_second_moment_by_phi(method: str) -> None:
     weights = (1 - beta2) * beta2 ** np.arange(t) / (1 - beta2**t)
     rise = (noisy - clean) / (1 - beta2**t)
     sizes = np.array([40, 4, 24, 4]) if method == "dp-fedadamw" else np.ones(72)
-    phi = (sigma * c / EACH) ** 2
+    mechanism = ExampleLevel(sigma, 1e-5, Clip(c), Poisson(1.0))
+    phi = (mechanism.std(72, EACH) / EACH) ** 2  # (σC/B)², and C has a little for the arithmetic
+    assert (sigma * c / EACH) ** 2 <= phi <= 1.01 * (sigma * c / EACH) ** 2
     squares = (clean / (1 - beta2**t)).numpy()
     variance = np.sum(weights**2) * (4 * squares * phi + 2 * phi**2) / (sizes * CLIENTS)
     standard = (rise.numpy() - phi) / np.sqrt(variance)

@@ -20,8 +20,8 @@ import tacit
 from conftest import blobs
 from tacit.algorithms import FedAvg
 from tacit.federation.statements import LEDGER
+from tacit.privacy.calibration import cost
 from tacit.privacy.ledger import Ledger, replay
-from tacit.privacy.planning import cost
 from tacit.vector import Layout, read_values
 
 CLIENT = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}

@@ -27,23 +27,33 @@ from tacit.config.build import (
     build_dataset,
     build_job,
     build_model,
-    build_release,
+    build_sampling,
     build_settings,
 )
 from tacit.config.methods import build_algorithm
 from tacit.config.sweep import load_one
 from tacit.data import Dataset
+from tacit.data.identity import Identity, identify
 from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.federation.checkpoint import load_model
 from tacit.federation.files import write_atomically
+from tacit.federation.lineage import (
+    LINEAGE,
+    Ancestor,
+    ancestry,
+    carried_charges,
+    read_lineage,
+    write_lineage,
+)
 from tacit.federation.start import MODEL, save_weights
-from tacit.federation.statements import STATEMENT, read_statement
+from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.models.export import copy_tokenizer, save_adapter, save_model
 from tacit.models.trained import Lora
 from tacit.models.weights import locate
+from tacit.privacy import Charge
 from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
 from tacit.tasks import Task
@@ -74,11 +84,14 @@ def run(
         raise UserError(
             f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
         )
+    ancestors = [] if config.model.public else ancestry(config.model.start)
     job = build_job(config, folder, model, dataset, algorithm, task)
     config = resolved(config, job)
-    federation = _federation(config, folder, job, trackers)
+    data = identify(config.data.name, job.population)
+    federation = _federation(config, folder, job, trackers, data, ancestors)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        write_lineage(folder, data, ancestors)
         write_atomically(folder / CONFIG, configs.dump(config))
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -98,7 +111,9 @@ def resume(
     folder = Path(folder)
     config = _config(folder)
     job = build_job(config, folder, model, dataset, algorithm, task)
-    return _saved(config, _federation(config, folder, job, trackers).run())
+    data = identify(config.data.name, job.population)
+    _, ancestors = read_lineage(folder)
+    return _saved(config, _federation(config, folder, job, trackers, data, ancestors).run())
 
 
 def test(
@@ -123,6 +138,18 @@ def statement(folder: str | Path) -> Statement:
     if _config(folder).privacy is None:
         raise UserError(f"{folder}: this run guarantees nothing: its config has no `privacy` section")
     return read_statement(folder)
+
+
+def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Together:
+    """What several runs on the same data have spent together. Runs that have nobody in common are refused."""
+    places = [Path(folder) for folder in folders]
+    first, *others = [read_lineage(place)[0] for place in places]
+    for place, data in zip(places[1:], others, strict=True):
+        if not data.overlaps(first):
+            raise UserError(
+                f"{place} and {places[0]} have nobody in common, so nothing adds up; leave one out"
+            )
+    return read_together(places, delta)
 
 
 def trained(
@@ -166,8 +193,9 @@ def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = No
             save_model(base, how, partial / "base")
     if section.hub is not None:
         copy_tokenizer(locate(section.hub, offline=True), partial)
-    if (folder / STATEMENT).exists():
-        shutil.copyfile(folder / STATEMENT, partial / STATEMENT)  # the guarantee goes with the model
+    for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes with the model, and what it was trained on
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, partial / name)
     partial.rename(into)
     return build_algorithm(config.method.name, config.method.options).personal_part
 
@@ -218,7 +246,19 @@ def _saved(config: Config, result: Result) -> Result:
     return result
 
 
-def _federation(config: Config, folder: Path, job: Job, trackers: Sequence[Tracker]) -> Federation:
+def _federation(
+    config: Config,
+    folder: Path,
+    job: Job,
+    trackers: Sequence[Tracker],
+    data: Identity,
+    ancestors: Sequence[Ancestor],
+) -> Federation:
     own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
-    release = build_release(config, job)
-    return Federation(job, build_settings(config), release, folder, [*own, *trackers])
+    sampling = build_sampling(config, len(job.population))
+    carried: list[Charge] = []
+    if job.privacy is not None:
+        header = job.privacy.header(job.workload, data.fingerprint)
+        carried = carried_charges(ancestors, data, header)
+    settings = build_settings(config)
+    return Federation(job, settings, sampling, folder, [*own, *trackers], data.fingerprint, carried)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.layers import layers
+from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.users import test
@@ -230,6 +231,7 @@ def export(
 app.command()(compare)
 app.command()(test)
 app.command()(layers)
+app.command()(ledger)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)

@@ -14,7 +14,7 @@ from rich.table import Table
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
-    from tacit.privacy.accounting import Epsilon
+    from tacit.privacy.accountants import Epsilon
     from tacit.privacy.answers import Answer
     from tacit.privacy.conventions import Scale
 
@@ -212,7 +212,7 @@ def _show(console: Console, found: Answer, closed_form: bool) -> None:
 
 def _grid(found: Answer) -> list[dict[str, float]]:
     """ε for noise and length around the answer."""
-    from tacit.privacy.planning import cost
+    from tacit.privacy.calibration import cost
 
     cells = []
     for stronger in (0.5, 0.7, 1.0, 1.4, 2.0):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from tacit.config.schema import (
     Config,
     Dirichlet,
     Iid,
+    Natural,
     NoiseStatedOn,
     Server,
     build_schedule,
@@ -30,18 +29,13 @@ from tacit.config.schema import (
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
 from tacit.engine import Job, Local, Tune
+from tacit.engine.local import workload
 from tacit.errors import UserError
-from tacit.federation import PlainRelease, PrivateRelease, Release, Settings
-from tacit.federation.release import participations
+from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.trained import Lora, adapt, train_only
-from tacit.privacy.adaptive import Adaptive
-from tacit.privacy.clipping import Clip
-from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian
-from tacit.privacy.mechanism import Privacy, batch_sampling
-from tacit.privacy.planning import solve_noise
-from tacit.privacy.sampling import FixedSize, Poisson, Sampling
+from tacit.privacy import MECHANISMS, Clip, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
 LANGUAGE = "language"
@@ -49,10 +43,27 @@ LANGUAGE = "language"
 
 
 def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of the public records, and of the others, which clients share."""
-    n = len(dataset.train)
-    order = randomness.generator(config.seed, "public").permutation(n)
-    public, private = np.split(order, [round(n * config.data.public)])
+    """Positions of the public records, and of the others, which clients share.
+
+    Where clients are the data's own users, whole users are set aside: a record of a protected client is not
+    public.
+    """
+    n, share = len(dataset.train), config.data.public
+    rng = randomness.generator(config.seed, "public")
+    if share and isinstance(config.data.partition, Natural) and dataset.train.users is not None:
+        names, owner = np.unique(dataset.train.users, return_inverse=True)
+        chosen = np.zeros(len(names), bool)
+        sizes, wanted = np.bincount(owner), round(n * share)
+        for user in rng.permutation(len(names)):
+            if wanted <= 0:
+                break
+            chosen[user] = True
+            wanted -= int(sizes[user])
+        if chosen.all():
+            raise UserError(f"data.public: {share:g} of the records takes all {len(names)} users; lower it")
+        return np.flatnonzero(chosen[owner]), np.flatnonzero(~chosen[owner])
+    order = rng.permutation(n)
+    public, private = np.split(order, [round(n * share)])
     return np.sort(public), np.sort(private)
 
 
@@ -257,73 +268,31 @@ def build_sampling(config: Config, clients: int) -> Sampling:
 
 def build_privacy(
     config: Config, population: Population, algorithm: Algorithm, local: Local
-) -> Privacy | None:
+) -> Mechanism | None:
     """The guarantee, with its noise found for the budget if it is not given."""
     section = config.privacy
     if section is None:
         return None
-    sampling = build_sampling(config, len(population))
-    noise = section.noise
-    assert not isinstance(noise, NoiseStatedOn)  # the schema has made a multiplier of it
-    if noise is None:
-        assert section.epsilon is not None  # the schema asks for one of the two
-        if section.unit == "example":
-            plays = participations(sampling, len(population), config.seed, config.rounds)
-            noise = noise_for_examples(
-                plays, population.sizes, local, algorithm, section.epsilon, section.delta
-            )
-        else:
-            event = client_event(sampling, len(population))
-            noise = solve_noise(event, config.rounds, section.epsilon, section.delta)
-    adaptive = section.adaptive
-    return Privacy(
-        unit=section.unit,
-        noise=noise,
+    assert not isinstance(section.noise, NoiseStatedOn)  # the schema has made a multiplier of it
+    options: dict[str, Any] = {} if section.noise_at == "server" else {"noise_at": section.noise_at}
+    if section.adaptive is not None:
+        options |= section.adaptive.model_dump()
+    kind = section.unit if section.adaptive is None else "adaptive-clip"
+    if section.unit == "example" and options:
+        raise UserError(
+            "privacy.noise_at and privacy.adaptive are for whole clients; at example level each client "
+            "noises its "
+            "own gradients: leave them out, or set unit: client"
+        )
+    mechanism = MECHANISMS[kind](
+        noise=1.0 if section.noise is None else section.noise,
         delta=section.delta,
         clip=Clip(section.clip.bound, section.clip.per, section.clip.mode),
-        sampling=sampling,
+        sampling=build_sampling(config, len(population)),
         epsilon=section.epsilon,
-        noise_at=section.noise_at,
         entropy=section.entropy,
-        adaptive=None if adaptive is None else Adaptive(**adaptive.model_dump()),
+        **options,
     )
-
-
-def client_event(sampling: Sampling, population: int) -> Callable[[float], Event]:
-    """One round at client level, as a function of its noise."""
-    if isinstance(sampling, Poisson):
-        return partial(PoissonGaussian, sampling.rate)
-    return partial(FixedSizeGaussian, sampling.size, population)
-
-
-def noise_for_examples(
-    plays: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    local: Local,
-    algorithm: Algorithm,
-    epsilon: float,
-    delta: float,
-) -> float:
-    """The noise that keeps the worst client's ε within a budget when client i plays `plays[i]` rounds."""
-    worst: dict[tuple[float, int], None] = {}
-    for played, examples in {(int(p), int(n)) for p, n in zip(plays, sizes, strict=True) if p}:
-        steps = played * local.nominal_steps(examples) * algorithm.batches
-        worst[batch_sampling(examples, local.batch).rate, steps] = None
-    dominant = [
-        (rate, steps)
-        for rate, steps in worst
-        if not any(r >= rate and s >= steps and (r, s) != (rate, steps) for r, s in worst)
-    ]
-    noise = max(
-        solve_noise(partial(PoissonGaussian, rate), steps, epsilon, delta) for rate, steps in dominant
-    )
-    # Several gradients of one batch are one query of √queries times the sensitivity.
-    return noise * math.sqrt(algorithm.queries)
-
-
-def build_release(config: Config, job: Job) -> Release:
-    """How cohorts are drawn and uploads let through."""
-    if job.privacy is not None:
-        return PrivateRelease(job.privacy, job, weighted=config.weights == "examples")
-    clients = len(job.population)
-    return PlainRelease(build_sampling(config, clients), clients, config.seed)
+    if section.noise is None:
+        mechanism = mechanism.calibrated(workload(population, local, algorithm, config.seed), config.rounds)
+    return mechanism

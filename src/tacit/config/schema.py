@@ -102,6 +102,8 @@ class Model(BaseModel):
     """A transformers config with its model_type, or the path of a config.json: a network without weights."""
     start: str | None = None
     """Weights to begin with: a run (`tacit pretrain`), a .safetensors file, or a folder with one."""
+    public: bool = False
+    """What `start` was trained on needs no protection, although some of it may be in this run too."""
     lora: LoraSettings | None = None
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""

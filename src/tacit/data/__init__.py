@@ -1,6 +1,6 @@
 """Data: sources, partitions, populations and batches. Knows numpy, and torch only as the form of a batch."""
 
-from tacit.data.batches import epochs, poisson, steps
+from tacit.data.batches import epochs, steps
 from tacit.data.dataset import Dataset, Tokenisation, check, has_texts, load, names
 from tacit.data.partition import Partition, classes_per_client, dirichlet, iid, natural
 from tacit.data.population import Population
@@ -29,6 +29,5 @@ __all__ = [
     "load",
     "names",
     "natural",
-    "poisson",
     "steps",
 ]

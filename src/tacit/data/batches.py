@@ -1,15 +1,13 @@
 """Which of a client's n records make up each batch, and the batches themselves.
 
-`epochs`, `steps` and `poisson` yield positions in 0…n-1; the caller owns the generator, so a client's batches
-depend on its own name and nothing else. `gather` turns positions into what a model eats.
+`epochs`, `steps` and `by_seconds` yield positions in 0…n-1; the caller owns the generator, so a client's
+batches depend on its own name and nothing else. `gather` turns positions into what a model eats.
 
 >>> rng = np.random.default_rng(0)
 >>> [len(batch) for batch in epochs(10, 4, 2, rng)]
 [4, 4, 2, 4, 4, 2]
 >>> [len(batch) for batch in steps(10, 4, 4, rng)]
 [4, 4, 2, 4]
->>> sum(1 for _ in poisson(10, 0.3, 5, rng))
-5
 >>> [len(batch) for batch in by_seconds(np.full(10, 2.0), 7.0, 1, rng)]
 [3, 3, 3, 1]
 """
@@ -71,18 +69,6 @@ def by_seconds(
             stop = max(start + 1, int(np.searchsorted(ends, before + limit * (1 + 1e-9), "right")))
             yield order[start:stop]
             start = stop
-
-
-def poisson(n: int, rate: float, steps: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Exactly `steps` batches; every record joins each one with probability `rate`, independently.
-
-    This is the sampling that amplification by subsampling assumes: a batch's size is itself random, and an
-    empty batch is a step like any other. Do not skip it.
-    """
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"a sampling rate is a probability, not {rate}")
-    for _ in range(steps):
-        yield np.flatnonzero(rng.random(n) < rate)
 
 
 Change = Callable[[Batch, NDArray[np.int64]], Batch]

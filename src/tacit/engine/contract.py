@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.privacy.clipping import Bound
+from tacit.privacy.bounding import Bounding
 from tacit.vector import Vectors
 
 SHARDS, SHARD = 16, 8
@@ -39,10 +39,8 @@ class Order:
     """Weigh a client by its number of examples (never under a client-level guarantee)."""
     attempt: int = 0
     """How often this round was charged before: a round played again must not repeat its noise."""
-    drawn: int = 0
-    """Clients in the cohort, for those that add their share of the noise themselves."""
-    bound: Bound | None = None
-    """Client-level privacy: the bound on everything a client sends, taken together."""
+    bounding: Bounding | None = None
+    """Client-level privacy: what is done to everything a client sends, taken together."""
 
 
 class Tune(NamedTuple):
@@ -97,7 +95,8 @@ class Engine(Protocol):
     ) -> tuple[Vectors, list[Report]]:
         """Train the visited clients from `message`; the weighted sum of their uploads, and the reports.
 
-        The sum is in memory of the engine's own, which the next call overwrites; the caller may do so too.
+        Under a client-level guarantee the sum is of whole numbers, in int64: the same in any order. It is
+        in memory of the engine's own, which the next call overwrites; the caller may do so too.
         """
 
     def evaluate(self, message: Vectors) -> dict[str, float]:

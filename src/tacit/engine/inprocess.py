@@ -18,9 +18,7 @@ class InProcess:
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(threads)
         self.worker = Worker(job)
-        sizes = job.upload_sizes
-        self._total = {name: torch.zeros(size) for name, size in sizes.items()}
-        self._shard = {name: torch.zeros(size) for name, size in sizes.items()}
+        self._total, self._shard = job.empty_sums(), job.empty_sums()
 
     def sum(
         self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore

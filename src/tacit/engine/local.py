@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
 
@@ -11,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.data import Batch, batches
+from tacit.algorithms import Algorithm
+from tacit.data import Batch, Population, batches
 from tacit.gradients import ClippedGradient, plain_gradient
-from tacit.privacy.mechanism import Privacy, batch_sampling
-from tacit.privacy.noise import Noise
+from tacit.privacy import Bits, ExampleLevel, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat
 
@@ -90,36 +91,48 @@ class PlainGradients:
 class PrivateGradients:
     """Poisson batches, and g̃ = (1/B)[Σ_j clip_C(g_j) + N(0, σ²C²)] for each.
 
-    Unit: one record of the client (add or remove). Each gradient has sensitivity C before the noise. The
-    draw uses the same `batch_sampling` that the charge does.
+    Unit: one record of the client (add or remove). The mechanism draws, noises and was charged by the same
+    workload.
     """
 
-    local: Local
-    privacy: Privacy
+    mechanism: ExampleLevel
+    workload: Workload
     clipped: ClippedGradient
-    coins: np.random.Generator
-    noise: Noise
+    coins: Bits
+    noise: Bits
     examples: int
-    batches_per_step: int = 1
 
-    @property
+    @cached_property
     def expected_batch(self) -> float:
-        """The constant divisor B: a client with fewer records than the batch size has a batch of them all."""
-        return batch_sampling(self.examples, self.local.batch).rate * self.examples
+        """The constant divisor B."""
+        return self.mechanism.expected_batch(self.examples, self.workload)
 
-    @property
+    @cached_property
     def noise_variance(self) -> float:
-        return (self.privacy.std() / self.expected_batch) ** 2
+        dimension = self.clipped.flat.grad.numel()
+        return (self.mechanism.std(dimension, self.expected_batch) / self.expected_batch) ** 2
 
     def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
-        rate = batch_sampling(examples, self.local.batch).rate
-        steps = self.local.nominal_steps(examples) * self.batches_per_step
-        return batches.poisson(examples, rate, steps, self.coins)
+        return self.mechanism.batches(examples, self.workload, self.coins)
 
     def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
-        clip = self.privacy.clip
+        clip = self.mechanism.clip
         bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
         clipped = self.clipped if scale is None else ClippedGradient(flat, precondition=scale)
         result = clipped(batch, task.losses, bound)
-        self.privacy.privatize_(flat.grad, self.noise, self.expected_batch)
+        self.mechanism.privatize_(flat.grad, self.noise, self.expected_batch)
         return result.loss_sum / max(len(result.norms), 1)
+
+
+def workload(population: Population, local: Local, algorithm: Algorithm, seed: int) -> Workload:
+    """What of a run decides its cost: a client makes `algorithm.batches` batches for each of its local
+    steps.
+    """
+    return Workload(
+        population=len(population),
+        seed=seed,
+        sizes=population.sizes,
+        batch=local.batch,
+        steps=lambda records: local.nominal_steps(records) * algorithm.batches,
+        queries=algorithm.queries,
+    )

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-import torch
-
 from tacit.engine import shared
 from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
 from tacit.engine.worker import ClientError, Job, add_sums
@@ -49,11 +47,12 @@ class Pool:
         sizes = job.upload_sizes
         # A slot more costs a vector of memory and spares a wait; large models would rather wait.
         slots = 4 if sum(sizes.values()) < 4_000_000 else 2
-        self._total = {name: torch.zeros(size) for name, size in sizes.items()}
+        self._total = job.empty_sums()
         message_sizes = {name: vector.numel() for name, vector in message.items()}
         frozen = [p for p in job.model.parameters() if not p.requires_grad]
-        vectors = sum(message_sizes.values()) + workers * slots * sum(sizes.values())
-        self._folder = shared.shared_folder(4 * vectors + sum(p.nbytes for p in frozen))
+        sums = workers * slots * sum(total.nbytes for total in self._total.values())
+        needed = 4 * sum(message_sizes.values()) + sums + sum(p.nbytes for p in frozen)
+        self._folder = shared.shared_folder(needed)
         self._processes: list[_Process] = []
         try:
             # A copy: parameters that are views of one vector would each be pickled with all of it. Frozen
@@ -81,7 +80,7 @@ class Pool:
         message_sizes: dict[str, int],
     ) -> _Process:
         files = [self._folder / f"slot-{number}-{slot}" for slot in range(slots)]
-        mapped = [shared.map_vectors(file, sizes) for file in files]
+        mapped = [shared.map_vectors(file, sizes, self._job.sum_dtype) for file in files]
         ours, theirs = Pipe()
         process = subprocess.Popen(
             [sys.executable, "-m", "tacit.engine.pool_worker", str(theirs.fileno())],

@@ -26,7 +26,8 @@ def serve(pipe: Connection[Any, Any]) -> None:
     folder = Path(folder_name)
     worker = Worker(shared.load(body, folder / "job"))
     message = shared.map_vectors(folder / "message", message_sizes)
-    results = [shared.map_vectors(folder / f"slot-{number}-{slot}", sizes) for slot in range(slots)]
+    files = [folder / f"slot-{number}-{slot}" for slot in range(slots)]
+    results = [shared.map_vectors(file, sizes, worker.job.sum_dtype) for file in files]
     pipe.send(("ready", None))
     while True:
         task = pipe.recv()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tacit.vector import Vectors
 
 ALIGN = 16
-"""Floats between possible starts of a vector (64 bytes, a cache line)."""
+"""Numbers between possible starts of a vector (64 bytes or more, a cache line)."""
 
 
 def shared_folder(needed: int) -> Path:
@@ -37,14 +37,14 @@ def shared_folder(needed: int) -> Path:
     return Path(tempfile.mkdtemp(prefix="tacit-", dir=memory if usable else None))
 
 
-def map_vectors(file: Path, sizes: Mapping[str, int]) -> Vectors:
-    """Named float32 vectors in a shared file, made (as zeros) if it is not there yet."""
+def map_vectors(file: Path, sizes: Mapping[str, int], dtype: torch.dtype = torch.float32) -> Vectors:
+    """Named vectors in a shared file, made (as zeros) if it is not there yet."""
     starts: dict[str, int] = {}
     end = 0
     for name, size in sizes.items():
         starts[name] = end
         end += -(-size // ALIGN) * ALIGN
-    whole = torch.from_file(str(file), shared=True, size=max(end, 1), dtype=torch.float32)
+    whole = torch.from_file(str(file), shared=True, size=max(end, 1), dtype=dtype)
     return {name: whole[start : start + sizes[name]] for name, start in starts.items()}
 
 

@@ -29,13 +29,12 @@ from tacit.data.augment import Augment
 from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory
 from tacit.engine.contract import Order, Report, Tune, Visit
-from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients
+from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, workload
 from tacit.engine.memory import MemoryStore
 from tacit.engine.work import LocalWork
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
-from tacit.privacy.mechanism import Privacy
-from tacit.privacy.noise import secret_state
+from tacit.privacy import Bits, ExampleLevel, Mechanism, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors, read_buffers
 
@@ -64,7 +63,7 @@ class Job:
     evaluation_batch: int = 500
     validating: bool = False
     """Judge clients by their own validation splits instead of their test splits."""
-    privacy: Privacy | None = None
+    privacy: Mechanism | None = None
     layers: bool = False
     """Report the norm of each layer of a client's update: exact numbers on single clients."""
     public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -87,6 +86,19 @@ class Job:
             sizes[BUFFERS] = buffers
         return sizes
 
+    @cached_property
+    def workload(self) -> Workload:
+        """What of the run decides its cost in privacy."""
+        return workload(self.population, self.local, self.algorithm, self.seed)
+
+    def empty_sums(self) -> Vectors:
+        """Zeros to add uploads to: whole numbers under a client-level guarantee."""
+        return {name: torch.zeros(size, dtype=self.sum_dtype) for name, size in self.upload_sizes.items()}
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        return torch.int64 if self.privacy is not None and self.privacy.sums_integers else torch.float32
+
     @property
     def test_chunks(self) -> int:
         """Number of evaluation tasks the common test set is cut into."""
@@ -102,7 +114,7 @@ class Worker:
         self.flat = Flat(job.model, job.algorithm.personal_part)
         self.memory = MemoryStore(job.memory)
         self._initial_personal = self.flat.personal.clone()
-        example_level = job.privacy is not None and job.privacy.unit == "example"
+        example_level = isinstance(job.privacy, ExampleLevel)
         self._clipped = ClippedGradient(self.flat) if example_level else None
         self._descent = None if example_level else Descent(self.flat)
         self._bits = np.random.PCG64(0)
@@ -151,14 +163,10 @@ class Worker:
         if BUFFERS in into:
             upload[BUFFERS] = flat.buffers
         layers = job.layout.layer_norms(upload["delta"]).tolist() if job.layers else None
-        norm = self._bound(order, client, upload)
+        norm, weight = self._add(order, client, upload, into, work.examples)
         finite = math.isfinite(norm)
-        weight = (float(work.examples) if order.weighted else 1.0) if finite else 0.0
-        if finite:
-            for name, vector in upload.items():
-                into[name].add_(vector, alpha=weight)
-            if memory:
-                self.memory.save(client, order.round, memory)
+        if finite and memory:
+            self.memory.save(client, order.round, memory)
         return Report(
             client=client,
             weight=weight,
@@ -198,7 +206,7 @@ class Worker:
             # One record more or less moves the masks of those after it in a batch. That is covered if masks
             # are coins like any other; whoever knew them could see far more than one clipped gradient.
             torch.manual_seed(secrets.randbits(63))
-            torch.default_generator.set_state(secret_state())
+            torch.default_generator.set_state(_secret_state())
             return
         seed = randomness.torch_seed(self.job.seed, "client", order.round, client)
         if self.flat.values.device.type == "cpu":
@@ -213,16 +221,15 @@ class Worker:
         if self._clipped is None:
             shuffler, durations = self._shuffler(order, client), self._durations(client)
             return PlainGradients(job.local, shuffler, job.algorithm.batches, durations)
-        assert job.privacy is not None
+        assert isinstance(job.privacy, ExampleLevel)
         name = (job.seed, order.round, order.attempt, client)
         return PrivateGradients(
-            job.local,
             job.privacy,
+            job.workload,
             self._clipped,
-            job.privacy.coins(*name, 0),
-            job.privacy.source(*name, 1),
+            job.privacy.bits(*name, 0),
+            job.privacy.bits(*name, 1),
             len(job.population.train(client)),
-            job.algorithm.batches,
         )
 
     def _durations(self, client: int) -> NDArray[Any] | None:
@@ -263,16 +270,21 @@ class Worker:
         size = min(self.job.local.batch, len(public))
         return (rng.choice(public, size, replace=False) for _ in itertools.count())
 
-    def _bound(self, order: Order, client: int, upload: Vectors) -> float:
-        """Under client-level privacy, clip the upload and add the client's share of the noise; its norm."""
-        if order.bound is None:
-            return math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
-        norm = order.bound.apply(upload)
-        privacy = self.job.privacy
-        if privacy is not None and privacy.noise_at == "clients" and math.isfinite(norm):
-            source = privacy.source(self.job.seed, order.round, order.attempt, client, 1)
-            privacy.share_(upload, source, order.drawn, order.bound.bound)
-        return norm
+    def _add(
+        self, order: Order, client: int, upload: Vectors, into: Vectors, examples: int
+    ) -> tuple[float, float]:
+        """Add a client's upload to the sums; its norm before any bound, and its weight (0: left out)."""
+        if order.bounding is not None:
+            assert self.job.privacy is not None
+            bits = self.job.privacy.bits(self.job.seed, order.round, order.attempt, client, 1)
+            norm = order.bounding.add_(upload, into, bits)
+            return norm, 1.0 if math.isfinite(norm) else 0.0
+        norm = math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
+        weight = (float(examples) if order.weighted else 1.0) if math.isfinite(norm) else 0.0
+        if weight:
+            for name, vector in upload.items():
+                into[name].add_(vector, alpha=weight)
+        return norm, weight
 
     @staticmethod
     def _check(upload: Mapping[str, Tensor], into: Vectors) -> None:
@@ -339,3 +351,15 @@ def add_sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in part.items():
             total[name] = total.get(name, 0.0) + value
     return total
+
+
+def _secret_state() -> Tensor:
+    """A whole state for torch's CPU generator that nobody can guess, for a model's own dice (dropout).
+
+    Layout (5056 bytes): the seed (8), words left (4), seeded (4), next word (8), 624 words of 8 bytes with
+    32 bits each, then cached normals. "One left" makes the generator stir the new words before using them.
+    """
+    state = np.zeros(5056, dtype=np.uint8)
+    state[8:16] = np.array([1, 1], dtype=np.int32).view(np.uint8)
+    state[24 : 24 + 8 * 624] = (Bits.secret().words(624) >> np.uint64(32)).view(np.uint8)
+    return torch.from_numpy(state)

@@ -1,15 +1,11 @@
 """The round loop, its checkpoints and its trackers."""
 
 from tacit.federation.loop import Federation, Result, Settings
-from tacit.federation.release import PlainRelease, PrivateRelease, Release
 from tacit.federation.tracking import Record, TensorBoard, Tracker, read_metrics
 
 __all__ = [
     "Federation",
-    "PlainRelease",
-    "PrivateRelease",
     "Record",
-    "Release",
     "Result",
     "Settings",
     "TensorBoard",

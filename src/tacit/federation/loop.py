@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -24,10 +25,21 @@ from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.layers import layer_statistics
-from tacit.federation.release import Release
+from tacit.federation.spending import Spending
+from tacit.federation.statements import SPENT
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
 from tacit.optimizers.schedules import Schedule
 from tacit.optimizers.server import ServerOptimizer
+from tacit.privacy import (
+    Aggregation,
+    Arrivals,
+    Bounding,
+    Charge,
+    Sampling,
+    Unprotected,
+    refuse_batch_norm,
+    refuse_weights,
+)
 from tacit.tasks import headline
 from tacit.vector import (
     Layout,
@@ -123,9 +135,24 @@ class Federation:
     """One run: its server's state, its engine and its folder."""
 
     def __init__(
-        self, job: Job, settings: Settings, release: Release, folder: Path, trackers: Sequence[Tracker] = ()
+        self,
+        job: Job,
+        settings: Settings,
+        sampling: Sampling,
+        folder: Path,
+        trackers: Sequence[Tracker] = (),
+        data: str = "",
+        carried: Sequence[Charge] = (),
     ) -> None:
-        self.job, self.settings, self.release, self.folder = job, settings, release, folder
+        """`sampling` draws cohorts where the job's mechanism does not; `data` and `carried` are for its
+        ledger.
+        """
+        self.job, self.settings, self.folder = job, settings, folder
+        if job.privacy is not None:
+            refuse_batch_norm(job.model, job.privacy.unit)
+            refuse_weights(settings.weighted, job.privacy.unit)
+        self.mechanism: Aggregation = job.privacy or Unprotected(sampling)
+        self.spending = Spending(job.privacy, job.workload, data, carried)
         self.layout: Layout = job.layout
         self.memory_store = MemoryStore(job.memory)
         values = read_values(job.model, self.layout)
@@ -147,7 +174,8 @@ class Federation:
         self.notes: list[str] = []
         self.stopped: str | None = None
         self._metrics_size = 0
-        self._release_state: dict[str, Any] = {}
+        self._mechanism_state = self.mechanism.init()
+        self._spent: dict[str, Any] = {}
         self.trackers: list[Tracker] = list(trackers)
         self._unsaved: set[int] = set()
         self._restore()
@@ -161,7 +189,7 @@ class Federation:
         self.trackers.insert(0, self._metrics)
         engine = self._engine()
         try:
-            self.release.open(self.folder, self._release_state)
+            self.spending.open(self.folder, self._spent)
             notes = [*self.notes, *self._warnings()]
             facts = {
                 "parameters": self.layout.size,
@@ -190,7 +218,7 @@ class Federation:
                         self._save()
         finally:
             engine.close()
-            self.release.close()
+            self.spending.close()
             for tracker in self.trackers:
                 tracker.close()
             # The server's model, also after an error: whoever goes on with this object must not find in it
@@ -226,7 +254,7 @@ class Federation:
     def _warnings(self) -> list[str]:
         if self.job.privacy is None:
             return []
-        return self.job.privacy.warnings(len(self.job.population), int(self.job.population.sizes.min()))
+        return self.job.privacy.warnings(self.job.workload)
 
     def _engine(self) -> Engine:
         settings = self.settings
@@ -241,25 +269,54 @@ class Federation:
     def _play_round(self, engine: Engine) -> Record | None:
         """One round; None if the privacy budget has no room for it."""
         start = time.perf_counter()
-        settings = self.settings
-        decay = settings.lr_schedule(self.round)
-        lr = settings.lr * decay
-        cohort = self.release.draw(self.round)
-        if cohort is None:
+        mechanism, spending, state = self.mechanism, self.spending, self._mechanism_state
+        n, workload = self.round, self.job.workload
+        # 1. Who takes part, and 2. what that costs.
+        attempt = spending.attempt(n)
+        cohort = mechanism.sample(n, attempt, workload)
+        charge = mechanism.charge(n, cohort, workload)
+        if not spending.affords(charge):
             return None
-        order = self.release.prepare(
-            Order(self.round, lr, self._nominal_steps, decay, settings.weighted), cohort
-        )
-        message = self._message()
+        # 3. What goes down.
+        bounding = mechanism.bounding(state, self.job.upload_sizes, self.layout, len(cohort))
+        order, message = self._order(attempt, bounding), self._message()
         visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in cohort]
+        # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released:
+        # before the clients start where what they send is already a release, else before the sum gets its
+        # noise.
+        if mechanism.clients_release:
+            spending.record(charge)
         total, reports = engine.sum(order, message, visits, self._progress(len(visits)))
         if not self._protects_clients:
             # A stop is an answer too. Under a client's protection the round is played to its end: clients
             # who sent nothing of use count as zero, and the noise hides how many they were.
             self._refuse_if_none_finite(reports)
-        mean = self.release.mean(order, total, reports)
+        if not mechanism.clients_release:
+            spending.record(charge)
+        # 6. The only way from uploads to the server, and 7. its step.
+        arrivals = _arrivals(reports, bounding)
+        mean, self._mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
         if mean is not None:
-            self._step(mean, lr)
+            self._step(mean, order.lr)
+        # 8. What is kept and told.
+        return self._finish_round(engine, order.lr, message, reports, start)
+
+    def _order(self, attempt: int, bounding: Bounding | None) -> Order:
+        decay = self.settings.lr_schedule(self.round)
+        return Order(
+            self.round,
+            self.settings.lr * decay,
+            self._nominal_steps,
+            decay,
+            self.settings.weighted,
+            attempt,
+            bounding,
+        )
+
+    def _finish_round(
+        self, engine: Engine, lr: float, message: Vectors, reports: Sequence[Report], start: float
+    ) -> Record:
+        settings = self.settings
         for report in reports:
             if report.remembers:
                 self.memory[report.client] = self.round
@@ -278,7 +335,7 @@ class Federation:
         settings, job = self.settings, self.job
         view = _Round(
             index=self.round,
-            fraction=self.release.expected / len(job.population),
+            fraction=self.mechanism.expected(len(job.population)) / len(job.population),
             lr=lr,
             steps=self._nominal_steps,
             optimizer=self.optimizer,
@@ -318,7 +375,9 @@ class Federation:
             record["skipped"] = sorted(r.client for r in reports if not r.finite)
         record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in message.values())
         record["bytes_up"] = 4 * len(reports) * sum(self.job.upload_sizes.values())
-        return record | self.release.facts()
+        if "bound" in self._mechanism_state:
+            record["clip"] = self._mechanism_state["bound"]
+        return record | self.spending.facts()
 
     def _evaluate_clients(self, engine: Engine, prefix: str, tune: Tune | None) -> Record:
         count = min(self.settings.evaluate_clients, len(self.job.population))
@@ -352,10 +411,11 @@ class Federation:
             "metrics_bytes": self._metrics.size,
             "optimizer": scalars,
             "seconds": self.seconds,
-            "release": self.release.state(),
+            "mechanism": self._mechanism_state,
+            SPENT: self.spending.saved(),
             "frozen": self._frozen,
         }
-        self.release.explain(self.folder)
+        self.spending.explain(self.folder)
         self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
         folder = self.folder / "checkpoint"
         checkpoints.save(folder, Checkpoint(self.round, vectors, facts), self.settings.keep_checkpoints)
@@ -380,7 +440,25 @@ class Federation:
         self.memory = {int(client): version for client, version in saved.facts["memory"].items()}
         self.round, self.seconds = saved.round, float(saved.facts["seconds"])
         self._metrics_size = int(saved.facts["metrics_bytes"])
-        self._release_state = saved.facts["release"]
+        if "release" in saved.facts:
+            raise UserError(
+                f"{self.folder} was saved by an earlier version of this program, whose noise and ledger "
+                "were others; "
+                "start a new run"
+            )
+        self._mechanism_state = saved.facts["mechanism"]
+        self._spent = saved.facts[SPENT]
+
+
+def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:
+    """What the mechanism needs to know of the clients' reports."""
+    norm = math.inf if bounding is None else bounding.bound.bound
+    return Arrivals(
+        drawn=len(reports),
+        arrived=sum(report.finite for report in reports),
+        within=sum(report.finite and report.norm <= norm for report in reports),
+        weight=sum(report.weight for report in reports),
+    )
 
 
 @contextmanager

@@ -1,32 +1,38 @@
-"""A run's privacy statement, always made anew from the ledger on disk."""
+"""A run's privacy statement, always made anew from the ledger on disk, after the checks that a resume
+makes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tacit.errors import UserError
+from tacit.federation import checkpoint
 from tacit.federation.files import write_atomically
-from tacit.privacy.adaptive import Adaptive
-from tacit.privacy.clipping import Clip
-from tacit.privacy.ledger import Charge, Ledger
-from tacit.privacy.mechanism import Privacy
-from tacit.privacy.sampling import FixedSize, Poisson
+from tacit.privacy import Charge, Ledger, Mechanism, replay
+from tacit.privacy.composition import compose
+from tacit.privacy.ledger import Contents
+from tacit.privacy.mechanisms import plain_mechanism, read_mechanism
 from tacit.privacy.statement import Statement, make_statement
 
 LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
+SPENT = "spending"
+"""Where a checkpoint keeps what it knows of the ledger."""
 
 
-def write_statement(folder: Path, privacy: Privacy, entries: Sequence[Charge], population: int) -> None:
-    """Say what a ledger's entries add up to, in `statement.json`, with what it takes to say it again later.
+def write_statement(folder: Path, mechanism: Mechanism, charges: Sequence[Charge], population: int) -> None:
+    """Say what a ledger's charges add up to, in `statement.json`, with what it takes to say it again later.
 
-    The entries are the open ledger's own: reading its file would give up the lock on it.
+    The charges are the open ledger's own: reading its file would give up the lock on it.
     """
-    statement = make_statement(privacy, entries, population)
-    plain = statement.to_dict() | {"made_from": {"privacy": asdict(privacy), "population": population}}
+    statement = make_statement(mechanism, charges, population)
+    made_from = {"mechanism": plain_mechanism(mechanism), "population": population}
+    plain = statement.to_dict() | {"made_from": made_from}
     write_atomically(folder / STATEMENT, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -37,19 +43,89 @@ def read_statement(folder: Path) -> Statement:
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
     try:
         made_from = json.loads(file.read_text(encoding="utf-8"))["made_from"]
-        privacy = _privacy(made_from["privacy"])
+        mechanism = read_mechanism(made_from["mechanism"])
+        population = int(made_from["population"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); resume the run to have it written anew") from None
-    return make_statement(privacy, Ledger.read(folder / LEDGER)[1], int(made_from["population"]))
+    contents = read_ledger(folder)
+    if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):
+        raise UserError(f"{file} and {contents.path} are of different runs; restore them")
+    return make_statement(mechanism, contents.charges, population)
 
 
-def _privacy(plain: dict[str, Any]) -> Privacy:
-    sampling = plain["sampling"]
-    return Privacy(
-        **{
-            **plain,
-            "clip": Clip(**plain["clip"]),
-            "sampling": Poisson(**sampling) if "rate" in sampling else FixedSize(**sampling),
-            "adaptive": None if plain["adaptive"] is None else Adaptive(**plain["adaptive"]),
+def read_ledger(folder: Path) -> Contents:
+    """A run's ledger, every line checked, and not shorter than any of its checkpoints says."""
+    contents = Ledger.read(folder / LEDGER)
+    for facts in checkpoint.kept_facts(folder / "checkpoint"):
+        refuse_less_than_saved(contents, facts.get(SPENT, {}))
+    return contents
+
+
+def refuse_less_than_saved(contents: Contents, saved: Mapping[str, Any]) -> None:
+    """Refuse a ledger that is not a continuation of the one a checkpoint was saved with."""
+    if not saved:
+        return
+    known = int(saved["charges"])
+    if len(contents.charges) < known:
+        raise UserError(
+            f"{contents.path} holds {len(contents.charges)} charges where the checkpoint knows of {known}; "
+            "restore the newest one, then resume"
+        )
+    if contents.hashes[known] != saved["head"]:
+        raise UserError(
+            f"{contents.path} is not the ledger that the checkpoint was saved with (a copy of this run "
+            "went on by "
+            "itself, or another ledger was put here); restore the one that belongs here"
+        )
+
+
+@dataclass(frozen=True)
+class Together:
+    """What several runs on the same data cost: each alone, and all of them."""
+
+    unit: str
+    delta: float
+    epsilon: float
+    simulation: bool
+    runs: list[tuple[Path, int, float]]
+    """Folder, rounds charged and ε of each."""
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; an infinite ε becomes None."""
+        runs = [
+            {"run": str(folder), "rounds": rounds, "epsilon": _finite(alone)}
+            for folder, rounds, alone in self.runs
+        ]
+        return {
+            "unit": self.unit,
+            "delta": self.delta,
+            "epsilon": _finite(self.epsilon),
+            "simulation": self.simulation,
+            "runs": runs,
+            "notes": self.notes,
         }
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else value
+
+
+def read_together(folders: Sequence[Path], delta: float | None = None) -> Together:
+    """The charges of several runs, composed; each run's ledger is checked as for its own statement."""
+    ledgers = [read_ledger(folder) for folder in folders]
+    if delta is None:
+        delta = min(contents.header.delta for contents in ledgers)
+    composed = compose(ledgers)
+    runs = [
+        (folder, contents.rounds, replay(contents.charges).worst(delta).epsilon.value)
+        for folder, contents in zip(folders, ledgers, strict=True)
+    ]
+    return Together(
+        unit=ledgers[0].header.unit,
+        delta=delta,
+        epsilon=replay(composed.charges).worst(delta).epsilon.value,
+        simulation=ledgers[0].header.simulation,
+        runs=runs,
+        notes=composed.notes,
     )

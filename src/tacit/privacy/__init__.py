@@ -1,42 +1,61 @@
-"""Privacy: units, sampling, clipping, noise, accounting, the ledger, the statement and planning."""
+"""Privacy: mechanisms, events, accountants, the ledger, the statement and planning."""
 
-from tacit.privacy.accounting import Epsilon, epsilon
-from tacit.privacy.adaptive import Adaptive
+from tacit.privacy.accountants import Epsilon, epsilon
+from tacit.privacy.bits import Bits, Ids
+from tacit.privacy.bounding import Bounding
 from tacit.privacy.checks import refuse_batch_norm, refuse_weights
 from tacit.privacy.clipping import Bound, Clip
 from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian
-from tacit.privacy.ledger import Charge, Header, Ledger, Part, replay
-from tacit.privacy.mechanism import Privacy, batch_sampling
-from tacit.privacy.noise import Noise, OsNoise, SeededNoise
-from tacit.privacy.sampling import FixedSize, Poisson, Sampling, secret_rng
-from tacit.privacy.statement import Observer, Statement, make_statement
+from tacit.privacy.grid import Grid
+from tacit.privacy.ledger import Carried, Charge, Header, Ledger, Part, replay
+from tacit.privacy.mechanisms import (
+    MECHANISMS,
+    AdaptiveClip,
+    Aggregation,
+    Arrivals,
+    ClientLevel,
+    ExampleLevel,
+    Mechanism,
+    Observer,
+    Unprotected,
+    Workload,
+)
+from tacit.privacy.sampling import FixedSize, Poisson, Sampling
+from tacit.privacy.statement import Statement, make_statement
 
 __all__ = [
-    "Adaptive",
+    "MECHANISMS",
+    "AdaptiveClip",
+    "Aggregation",
+    "Arrivals",
+    "Bits",
     "Bound",
+    "Bounding",
+    "Carried",
     "Charge",
+    "ClientLevel",
     "Clip",
     "Epsilon",
     "Event",
+    "ExampleLevel",
     "FixedSize",
     "FixedSizeGaussian",
+    "Grid",
     "Header",
+    "Ids",
     "Ledger",
-    "Noise",
+    "Mechanism",
     "Observer",
-    "OsNoise",
     "Part",
     "Poisson",
     "PoissonGaussian",
-    "Privacy",
     "Sampling",
-    "SeededNoise",
     "Statement",
-    "batch_sampling",
+    "Unprotected",
+    "Workload",
     "epsilon",
     "make_statement",
     "refuse_batch_norm",
     "refuse_weights",
     "replay",
-    "secret_rng",
 ]

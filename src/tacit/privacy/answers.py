@@ -18,9 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tacit.errors import UserError
-from tacit.privacy.accounting import Epsilon, check_delta
-from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian
-from tacit.privacy.planning import closed_form_noise, cost, solve_cohort, solve_noise, solve_times
+from tacit.privacy.accountants import Epsilon, check_delta
+from tacit.privacy.calibration import closed_form_noise, cost, solve_cohort, solve_noise, solve_times
+from tacit.privacy.events import SampledGaussian
+from tacit.privacy.mechanisms.client import round_event
+from tacit.privacy.mechanisms.example import batch_sampling, step_event
+from tacit.privacy.sampling import FixedSize, Poisson, Sampling
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Answer:
     question: Question
     """As asked, with what was solved for filled in."""
     solved: str | None
-    event: Event
+    event: SampledGaussian
     times: int
     epsilon: Epsilon
 
@@ -140,7 +143,7 @@ def answer(question: Question) -> Answer:
 def _solved(q: Question, missing: str, target: float) -> Question:
     if missing == "--noise":
         times = _times(q)
-        return replace(q, noise=solve_noise(lambda noise: _event(q, noise), times, target, q.delta))
+        return replace(q, noise=solve_noise(lambda noise: [{_event(q, noise): times}], target, q.delta))
     assert q.noise is not None
     if missing == "--cohort":
         noise, population = q.noise, q.population
@@ -171,12 +174,19 @@ def _answered(q: Question, solved: str | None) -> Answer:
     return Answer(q, solved, event, times, cost(event, times, q.delta))
 
 
-def _event(q: Question, noise: float) -> Event:
+def _event(q: Question, noise: float) -> SampledGaussian:
+    """What the mechanism of such a run would charge: for a round, or for a step."""
+    if q.unit == "example":
+        assert q.examples is not None and q.batch is not None
+        return step_event(q.examples, q.batch, q.queries, noise)
+    sampling: Sampling
     if q.fixed:
-        assert q.cohort is not None and q.population is not None
-        return FixedSizeGaussian(q.cohort, q.population, noise)
-    assert q.rate is not None
-    return PoissonGaussian(q.rate, noise / math.sqrt(q.queries))
+        assert q.cohort is not None
+        sampling = FixedSize(q.cohort)
+    else:
+        assert q.rate is not None
+        sampling = Poisson(q.rate)
+    return round_event(sampling, q.population or 0, noise)
 
 
 def _times(q: Question) -> int:
@@ -191,7 +201,7 @@ def _with_rate(q: Question) -> Question:
     """The sampling rate from the numbers it follows from."""
     if q.unit == "example":
         if q.examples is not None and q.batch is not None:
-            return replace(q, rate=min(1.0, q.batch / q.examples))
+            return replace(q, rate=batch_sampling(q.examples, q.batch).rate)
         return q
     if q.population is not None and q.cohort is not None:
         if q.rate is not None:

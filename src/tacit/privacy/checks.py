@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tacit.errors import UserError
-from tacit.privacy.mechanism import Unit
+from tacit.privacy.mechanisms.base import Unit
 
 
 def refuse_batch_norm(model: nn.Module, unit: Unit) -> None:
@@ -35,5 +35,5 @@ def refuse_weights(weighted: bool, unit: Unit) -> None:
     if weighted and unit == "client":
         raise UserError(
             "weights by number of examples under client-level privacy: the number is private and the weight "
-            "raises the sensitivity; set uniform weights (weighted: false)"
+            "raises the sensitivity; set uniform weights (weights: uniform)"
         )

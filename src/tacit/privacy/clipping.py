@@ -1,14 +1,14 @@
 """What one client may add to a sum: all its uploads together have norm ≤ C.
 
-A rule (`Clip`) is bound once to the vectors a client sends; the `Bound` then shrinks each upload in place.
-All vectors count together: a second vector that escaped the bound would leak what the first one hides.
+A rule (`Clip`) is bound once to the vectors a client sends; the `Bound` then shrinks copies of each upload
+(the client's own vectors are never written to, so it does not matter what they share). All vectors count
+together: a second vector that escaped the bound would leak what the first one hides.
 
 >>> bound = Clip(5.0).bind({"delta": 2, "c": 1})
 >>> upload = {"delta": torch.tensor([6.0, 0.0]), "c": torch.tensor([8.0])}
->>> bound.apply(upload)
-10.0
->>> print(upload["delta"].tolist()[0].__round__(4), upload["c"].tolist()[0].__round__(4))
-3.0 4.0
+>>> bounded, norm = bound.apply(upload)
+>>> print(norm, round(float(bounded["delta"][0]), 4), round(float(bounded["c"][0]), 4))
+10.0 3.0 4.0
 
 Per-layer rules give each layer h its own C_h with √ΣC_h² = C, so the sensitivity is the same C:
 "uniform" C_h = C/√H; "dim" C_h = C·√(d_h/Σd). Two modes:
@@ -22,7 +22,7 @@ Per-layer rules give each layer h its own C_h with √ΣC_h² = C, so the sensit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,14 +30,16 @@ import torch
 from torch import Tensor
 
 from tacit.errors import UserError
+from tacit.privacy.grid import Grid
 from tacit.vector import Layout, Vectors
 
 Per = Literal["global", "uniform", "dim"]
 Mode = Literal["clip", "normalize"]
 
 _STRETCH = 1 << 15  # in the processor's cache, and small enough that torch does not split it over threads
+_BEYOND = "a bounded upload is longer than its bound in whole numbers, so it was not added"
 _SAFE = 1 - 2.0**-21
-"""Scaling rounds each float32 coordinate and the factor itself by up to 2⁻²⁴ each; this stays below C."""
+"""Rounding to float32 moves each coordinate by up to 2⁻²⁴ of itself; this stays below C."""
 
 
 @dataclass(frozen=True)
@@ -96,47 +98,81 @@ class Group:
 
 @dataclass(frozen=True)
 class Bound:
-    """A rule bound to uploads: after `apply`, their joint norm is at most `bound`, in exact arithmetic."""
+    """A rule bound to uploads: what `scales` allows has a joint norm of at most `bound`, in exact
+    arithmetic.
+    """
 
     bound: float
     mode: Mode
     sizes: dict[str, int]
     groups: tuple[Group, ...]
 
-    def apply(self, uploads: Vectors) -> float:
-        """Shrink `uploads` to the rule, in place; returns their joint norm before that.
+    @property
+    def dimension(self) -> int:
+        """Coordinates of all uploads together."""
+        return sum(self.sizes.values())
 
-        Half-precision vectors are replaced by float32 ones first, since rounding to half could exceed C.
-        An upload with a value that is not finite becomes all zeros: its owner adds nothing, the norm is inf.
+    def scales(self, uploads: Vectors) -> tuple[float, list[float]]:
+        """The joint norm of `uploads`, and the factor ≤ 1 (`normalize`: any) for each group of the rule.
+
+        With a value that is not finite, the norm is infinite and all factors are 0: its owner adds nothing.
         """
         self._check(uploads)
-        for name, vector in uploads.items():
-            if vector.dtype != torch.float32:
-                uploads[name] = vector.float()
         squares = [sum(_square(uploads[name][part]) for name, part in group.parts) for group in self.groups]
         norm = math.sqrt(sum(squares))
         if not math.isfinite(norm):
-            for vector in uploads.values():
-                vector.zero_()
-            return math.inf
+            return math.inf, [0.0] * len(self.groups)
         if self.mode == "normalize" and _within(norm, self.bound):
+            return norm, [1.0] * len(self.groups)
+        norms = [math.sqrt(square) for square in squares]
+        return norm, [self._factor(n, group.bound) for n, group in zip(norms, self.groups, strict=True)]
+
+    def _factor(self, norm: float, bound: float) -> float:
+        keeps = norm == 0 if self.mode == "normalize" else _within(norm, bound)
+        return 1.0 if keeps else bound / norm * _SAFE
+
+    def apply(self, uploads: Vectors) -> tuple[Vectors, float]:
+        """Bounded copies of `uploads` in float32, and their joint norm before that."""
+        norm, factors = self.scales(uploads)
+        bounded = {name: torch.zeros(size) for name, size in self.sizes.items()}
+        for name, part, values in self._pieces(uploads, factors):
+            bounded[name][part] = values.float()
+        return bounded, norm
+
+    def add_rounded_(self, uploads: Vectors, grid: Grid, into: Vectors) -> float:
+        """Add the bounded `uploads`, as whole numbers of the grid's units, to int64 sums; their norm before.
+
+        What is added satisfies Σk² ≤ 2²ᵇ: it does by construction, and it is checked in whole numbers first.
+        """
+        norm, factors = self.scales(uploads)
+        if not math.isfinite(norm):
             return norm
-        for group, square in zip(self.groups, squares, strict=True):
-            self._scale(uploads, group, math.sqrt(square))
+        square = 0
+        for _, _, k in self._rounded(uploads, factors, grid):
+            # In float64 first: a sum that could leave 64 bits is far beyond the bound.
+            if float(k.double().square().sum()) > 2.0 * grid.radius**2:
+                raise ArithmeticError(_BEYOND)
+            square += int(k.mul(k).sum())
+        if square > grid.radius**2:
+            raise ArithmeticError(_BEYOND)
+        for name, part, k in self._rounded(uploads, factors, grid):
+            into[name][part].add_(k)
         return norm
 
-    def _scale(self, uploads: Vectors, group: Group, norm: float) -> None:
-        keeps = norm == 0 if self.mode == "normalize" else _within(norm, group.bound)
-        if keeps:
-            return
-        factor = group.bound / norm * _SAFE
-        for name, part in group.parts:
-            piece = uploads[name][part]
-            # Near the ends of float32 the factor itself would lose its digits; go through float64 there.
-            if factor < 2.0**-100 or factor > 2.0**100:
-                piece.copy_(piece.double() * factor)
-            else:
-                piece.mul_(factor)
+    def _rounded(
+        self, uploads: Vectors, factors: list[float], grid: Grid
+    ) -> Iterator[tuple[str, slice, Tensor]]:
+        for name, part, values in self._pieces(uploads, factors):
+            yield name, part, values.div_(grid.unit).round_().long()
+
+    def _pieces(self, uploads: Vectors, factors: list[float]) -> Iterator[tuple[str, slice, Tensor]]:
+        """The scaled uploads in float64, a stretch at a time."""
+        for group, factor in zip(self.groups, factors, strict=True):
+            for name, part in group.parts:
+                for start in range(part.start, part.stop, _STRETCH):
+                    piece = slice(start, min(start + _STRETCH, part.stop))
+                    values = uploads[name][piece].detach().double()
+                    yield name, piece, values.mul_(factor) if factor else torch.zeros_like(values)
 
     def _check(self, uploads: Vectors) -> None:
         found = {name: vector.numel() for name, vector in uploads.items()}

@@ -15,7 +15,7 @@ nobody trained on that population, and it is no guarantee of the run (003, Table
 >>> noise = to_sum(30e-6, "average", cohort=51_200)
 >>> round(noise, 3), round(from_sum(noise, 51_200)["client"], 6)
 (1.536, 0.006788)
->>> here = cost(PoissonGaussian(1024 / 34_753, to_sum(30e-6, "average", 1024)), 20, 1e-9)
+>>> here = Scale(34_753, 1024).cost(to_sum(30e-6, "average", 1024), 1024, 20, 1e-9)
 >>> there = Scale(1_737_650, 51_200).cost(to_sum(30e-6, "average", 1024), 1024, 20, 1e-9)
 >>> here.value > 1000, there.value < 3
 (True, True)
@@ -29,9 +29,10 @@ from math import sqrt
 from typing import Literal, get_args
 
 from tacit.errors import UserError
-from tacit.privacy.accounting import Epsilon
-from tacit.privacy.events import PoissonGaussian
-from tacit.privacy.planning import cost
+from tacit.privacy.accountants import Epsilon
+from tacit.privacy.calibration import cost
+from tacit.privacy.mechanisms.client import round_event
+from tacit.privacy.sampling import Poisson
 
 Convention = Literal["sum", "average", "client"]
 
@@ -77,7 +78,9 @@ class Scale:
 
     def cost(self, noise: float, cohort: float, rounds: int, delta: float) -> Epsilon:
         """ε of `rounds` rounds here, at a run's own noise on the average; an extrapolation."""
-        event = PoissonGaussian(self.cohort / self.population, self.noise(noise, cohort))
+        event = round_event(
+            Poisson(self.cohort / self.population), self.population, self.noise(noise, cohort)
+        )
         return cost(event, rounds, delta)
 
     def text(self, epsilon: Epsilon, noise: float, rounds: int) -> str:

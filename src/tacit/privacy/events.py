@@ -1,46 +1,169 @@
-"""Events: one noisy access to the data, as small values that a ledger can write and an accountant can read.
+"""Events: one private access to the data, as tagged data that a ledger writes and an accountant reads.
+
+An event is a frozen dataclass with a `kind`, its name in a ledger. Its class says everything else about it:
+which neighbouring relation its guarantee speaks of, what it is in dp_accounting's words, and when it
+certainly costs no less than another. A new mechanism whose accesses are of another sort adds a class here,
+or beside itself, with `@event`; ledgers, accountants and totals need no change.
 
 >>> PoissonGaussian(rate=0.1, noise=1.0).relation
 'add-remove'
+>>> read_event({"kind": "poisson-gaussian", "rate": 0.1, "noise": 1.0})
+PoissonGaussian(rate=0.1, noise=1.0)
 
-`noise` is always the noise's standard deviation ÷ the clipping bound C, whatever the sensitivity is.
+`noise` is always the noise's standard deviation ÷ the clipping norm C, whatever the sensitivity is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, TypeVar
 
 Relation = Literal["add-remove", "replace-one"]
 """Which data sets are neighbours: one unit is there or not there, or one is replaced by another."""
 
 
-@dataclass(frozen=True, order=True)
-class PoissonGaussian:
-    """Each unit joins with probability `rate`; the sum of contributions of norm ≤ C gets N(0, (noise·C)²)."""
+@dataclass(frozen=True)
+class Event:
+    """What all events have. Numbers are checked when an event is made, so a ledger cannot hold nonsense."""
+
+    kind: ClassVar[str]
+    relation: ClassVar[Relation]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Sorts events of all kinds."""
+        return self.kind, *(getattr(self, field.name) for field in fields(self))
+
+    def dp_event(self) -> Any:
+        """The same access as a `dp_accounting.DpEvent`."""
+        raise NotImplementedError
+
+    def dominates(self, other: Event) -> bool:
+        """Whether this one certainly costs at least as much as `other`."""
+        return self == other
+
+    def joined(self, other: Event) -> Event:
+        """An event that dominates both."""
+        if self.dominates(other):
+            return self
+        if other.dominates(self):
+            return other
+        raise ValueError(f"nothing dominates both {self} and {other}")
+
+
+E = TypeVar("E", bound=type[Event])
+EVENTS: dict[str, type[Event]] = {}
+"""Every class of events by its kind."""
+
+
+def event(cls: E) -> E:
+    """Make a class of events known to ledgers."""
+    if EVENTS.setdefault(cls.kind, cls) is not cls:
+        raise ValueError(f"two classes of events are called {cls.kind!r}")
+    return cls
+
+
+@event
+@dataclass(frozen=True)
+class PoissonGaussian(Event):
+    """Each unit joins with probability `rate`; the sum of contributions of norm ≤ C gets N(0, (noise·C)²).
+
+    A rate of 1 is the Gaussian mechanism without sampling.
+    """
 
     rate: float
     noise: float
 
+    kind: ClassVar[str] = "poisson-gaussian"
     relation: ClassVar[Relation] = "add-remove"
 
+    def __post_init__(self) -> None:
+        if not (0 < self.rate <= 1 and 0 <= self.noise < math.inf):
+            raise ValueError(f"rate {self.rate} and noise {self.noise} are no event's")
 
-@dataclass(frozen=True, order=True)
-class FixedSizeGaussian:
-    """`size` of `population` units without replacement; their sum gets N(0, (noise·C)²)."""
+    def dp_event(self) -> Any:
+        import dp_accounting
+
+        if self.noise == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        return dp_accounting.PoissonSampledDpEvent(self.rate, dp_accounting.GaussianDpEvent(self.noise))
+
+    def dominates(self, other: Event) -> bool:
+        return isinstance(other, PoissonGaussian) and self.rate >= other.rate and self.noise <= other.noise
+
+    def joined(self, other: Event) -> Event:
+        if not isinstance(other, PoissonGaussian):
+            return super().joined(other)
+        return PoissonGaussian(max(self.rate, other.rate), min(self.noise, other.noise))
+
+
+@event
+@dataclass(frozen=True)
+class FixedSizeGaussian(Event):
+    """`size` of `population` units without replacement; their sum gets N(0, (noise·C)²).
+
+    dp_accounting's bound takes the standard deviation ÷ the *sensitivity*, which is 2C when a unit is
+    replaced: hence the half.
+    """
 
     size: int
     population: int
     noise: float
 
+    kind: ClassVar[str] = "fixed-size-gaussian"
     relation: ClassVar[Relation] = "replace-one"
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.size <= self.population and 0 <= self.noise < math.inf):
+            raise ValueError(f"{self.size} of {self.population} with noise {self.noise} is no event")
 
     @property
     def rate(self) -> float:
         return self.size / self.population
 
+    def dp_event(self) -> Any:
+        import dp_accounting
 
-Event = PoissonGaussian | FixedSizeGaussian
+        if self.noise == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            self.population, self.size, dp_accounting.GaussianDpEvent(self.noise / 2)
+        )
+
+    def dominates(self, other: Event) -> bool:
+        return isinstance(other, FixedSizeGaussian) and self.rate >= other.rate and self.noise <= other.noise
+
+    def joined(self, other: Event) -> Event:
+        if not isinstance(other, FixedSizeGaussian):
+            return super().joined(other)
+        larger = max(self, other, key=lambda e: e.rate)
+        return FixedSizeGaussian(larger.size, larger.population, min(self.noise, other.noise))
+
+
+SampledGaussian = PoissonGaussian | FixedSizeGaussian
+
 Spend = Mapping[Event, int]
 """Events and how often each happened, in any (adaptive) order."""
+
+
+_TYPES: dict[str, type] = {"int": int, "float": float}
+"""What an event's numbers may be, by their annotation."""
+
+
+def plain_event(event: Event) -> dict[str, Any]:
+    """An event as plain values for JSON, its kind first."""
+    return {"kind": event.kind} | {f.name: _TYPES[str(f.type)](getattr(event, f.name)) for f in fields(event)}
+
+
+def read_event(plain: Mapping[str, Any]) -> Event:
+    """The event that `plain_event` wrote. ValueError if a key or a type is not exactly as it must be."""
+    cls = EVENTS.get(plain.get("kind", ""))
+    if cls is None:
+        raise ValueError(f"no event is of kind {plain.get('kind')!r}")
+    wanted = {field.name: _TYPES[str(field.type)] for field in fields(cls)}
+    given = {name: value for name, value in plain.items() if name != "kind"}
+    if given.keys() != wanted.keys() or any(type(given[name]) is not kind for name, kind in wanted.items()):
+        raise ValueError(f"an event of kind {cls.kind} has {wanted}, not {given}")
+    return cls(**given)

@@ -1,34 +1,28 @@
 """Who takes part: the draw whose probabilities the accountant relies on.
 
 `Poisson(rate)` tosses one coin per unit; it is what amplification by sampling is proved for under
-add-or-remove-one adjacency. Tossing the coins one by one would cost as much as the population, so the number
-of heads is drawn first (a binomial) and then which units they are (a uniform subset of that size): the same
-distribution, at the cost of the cohort. An empty draw is a valid draw.
+add-or-remove-one adjacency. An empty draw is a valid draw. `FixedSize(size)` draws exactly `size` units
+without replacement, which is another mechanism with another bound (replace-one adjacency). It is never
+accounted as Poisson.
 
-`FixedSize(size)` draws exactly `size` units without replacement, which is another mechanism with another
-bound (replace-one adjacency). It is never accounted as Poisson.
+>>> Poisson(0.001).draw(Bits.named(0), population=1_000_000).size    # 1,000 are expected
+1010
+>>> FixedSize(3).draw(Bits.named(0), population=10).tolist()
+[5, 8, 9]
 
->>> rng = np.random.default_rng(0)
->>> Poisson(0.001).draw(rng, population=10_000_000).size  # 10,000 are expected
-10124
->>> FixedSize(3).draw(rng, population=10).tolist()
-[2, 4, 6]
-
-Amplification holds only against those who do not know the coins. `secret_rng()` takes them from the operating
-system; a seeded generator is for simulations.
+Amplification holds only against those who do not know the coins: they come from secret bits
+(`tacit.privacy.bits`), or from named ones in a simulation. Where sampling carries no part of a guarantee
+(runs without privacy, the cohorts of an example-level run), `repeatable` draws from a seeded generator.
 """
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tacit.errors import UserError
-
-Ids = NDArray[np.int64]
+from tacit.privacy.bits import Bits, Ids
 
 
 @dataclass(frozen=True)
@@ -41,8 +35,12 @@ class Poisson:
         if not 0 < self.rate <= 1:
             raise UserError(f"sampling rate {self.rate} is not a probability; choose 0 < rate ≤ 1")
 
-    def draw(self, rng: np.random.Generator, population: int) -> Ids:
+    def draw(self, bits: Bits, population: int) -> Ids:
         """The ids that take part, sorted. It may be empty."""
+        return bits.coins(population, self.rate)
+
+    def repeatable(self, rng: np.random.Generator, population: int) -> Ids:
+        """The same distribution, at the cost of the cohort: its size first, then a subset of that size."""
         return _subset(rng, population, int(rng.binomial(population, self.rate)))
 
     def expected(self, population: int) -> float:
@@ -60,8 +58,13 @@ class FixedSize:
         if self.size < 1:
             raise UserError(f"a cohort of {self.size} is empty; choose at least 1")
 
-    def draw(self, rng: np.random.Generator, population: int) -> Ids:
+    def draw(self, bits: Bits, population: int) -> Ids:
         """The ids that take part, sorted."""
+        self.expected(population)
+        return bits.subset(population, self.size)
+
+    def repeatable(self, rng: np.random.Generator, population: int) -> Ids:
+        """The same distribution from a seeded generator."""
         self.expected(population)
         return _subset(rng, population, self.size)
 
@@ -73,11 +76,6 @@ class FixedSize:
 
 
 Sampling = Poisson | FixedSize
-
-
-def secret_rng() -> np.random.Generator:
-    """A generator seeded with 256 fresh bits of the operating system's entropy; make one for each draw."""
-    return np.random.default_rng(secrets.randbits(256))
 
 
 def _subset(rng: np.random.Generator, population: int, size: int) -> Ids:

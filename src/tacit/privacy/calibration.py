@@ -1,24 +1,24 @@
 """Questions before a run: what will it cost, and what must change to cost less?
 
 >>> from tacit.privacy.events import PoissonGaussian
->>> solve_noise(lambda noise: PoissonGaussian(0.05, noise), times=200, epsilon=1.0, delta=1e-3)
+>>> solve_noise(lambda noise: [{PoissonGaussian(0.05, noise): 200}], epsilon=1.0, delta=1e-3)
 2.02
 >>> solve_times(PoissonGaussian(0.05, noise=2.02), epsilon=1.0, delta=1e-3)
 201
 
 Answers keep the promise: noise is rounded up, rounds and cohorts are rounded down, so ε never exceeds the
-target. All use the numerical bounds of `tacit.privacy.accounting`. `closed_form_noise` is only there to be
-compared with.
+target. All use the numerical bounds of `tacit.privacy.accountants`, and ask a mechanism for its events.
+`closed_form_noise` is only there to be compared with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tacit.errors import UserError
-from tacit.privacy.accounting import Epsilon, epsilon, pld_epsilon
-from tacit.privacy.events import Event
+from tacit.privacy.accountants import Epsilon, epsilon, pld_epsilon
+from tacit.privacy.events import Event, Spend
 
 MOST_TIMES = 10_000_000
 
@@ -28,11 +28,11 @@ def cost(event: Event, times: int, delta: float) -> Epsilon:
     return epsilon({event: times}, delta)
 
 
-def solve_noise(event: Callable[[float], Event], times: int, epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier of three digits that keeps ε ≤ `epsilon` over `times` events with it."""
+def solve_noise(spends: Callable[[float], Sequence[Spend]], epsilon: float, delta: float) -> float:
+    """The smallest noise multiplier of three digits that keeps every one of `spends(noise)` within ε."""
 
     def fits(index: int, bound: Bound) -> bool:
-        return bound(event(_noise(index)), times, delta) <= epsilon
+        return all(bound(spend, delta) <= epsilon for spend in spends(_noise(index)))
 
     found = _solve(fits, _LEAST_NOISE, _MOST_NOISE, guess=_index(1.0))
     if found is None:
@@ -42,11 +42,10 @@ def solve_noise(event: Callable[[float], Event], times: int, epsilon: float, del
 
 def solve_times(event: Event, epsilon: float, delta: float) -> int:
     """How often an event may happen while ε ≤ `epsilon`: the most rounds at client level."""
-    over = _solve(lambda times, bound: bound(event, times, delta) > epsilon, 1, MOST_TIMES, guess=1)
+    over = _solve(lambda times, bound: bound({event: times}, delta) > epsilon, 1, MOST_TIMES, guess=1)
     if over == 1:
         raise UserError(
-            f"one round costs more than ε = {epsilon:g} with noise {event.noise:g} at rate {event.rate:g}; "
-            "raise the noise or lower the rate"
+            f"one round costs more than ε = {epsilon:g} ({event}); raise the noise or lower the rate"
         )
     return MOST_TIMES if over is None else over - 1
 
@@ -57,7 +56,7 @@ def solve_cohort(
     """The largest cohort, to three digits, that keeps ε ≤ `epsilon`."""
 
     def exceeds(index: int, bound: Bound) -> bool:
-        return bound(event(min(_digits(index), population)), times, delta) > epsilon
+        return bound({event(min(_digits(index), population)): times}, delta) > epsilon
 
     over = _solve(exceeds, 1, _index(population / 1e4) + 1, guess=1)
     if over == 1:
@@ -82,22 +81,18 @@ def closed_form_noise(rate: float, rounds: int, epsilon: float, delta: float) ->
 
 # --- searching -------------------------------------------------------------------------------------------
 
-Bound = Callable[[Event, int, float], float]
-"""ε of so many repetitions of an event at δ."""
+Bound = Callable[[Spend, float], float]
+"""ε of what is spent, at δ."""
 
 
-def _fine(event: Event, times: int, delta: float) -> float:
-    return pld_epsilon({event: times}, delta)
-
-
-def _rough(event: Event, times: int, delta: float) -> float:
-    return pld_epsilon({event: times}, delta, rough=True)
+def _rough(spend: Spend, delta: float) -> float:
+    return pld_epsilon(spend, delta, rough=True)
 
 
 def _solve(holds: Callable[[int, Bound], bool], low: int, high: int, guess: int) -> int | None:
     """The smallest number at which a monotone condition on ε holds: nearly by a rough bound, then exactly."""
     near = _gallop(lambda number: holds(number, _rough), guess, low, high)
-    return _gallop(lambda number: holds(number, _fine), high if near is None else near, low, high)
+    return _gallop(lambda number: holds(number, pld_epsilon), high if near is None else near, low, high)
 
 
 def _smallest(holds: Callable[[int], bool], low: int, high: int) -> int | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient
-from tacit.privacy import Clip
+from tacit.privacy import Clip, Grid
 from tacit.privacy.clipping import Mode, Per
 from tacit.vector import Layout, Vectors
 
@@ -75,7 +75,7 @@ def test_one_client_moves_the_sum_by_at_most_c(name: str, per: Per, mode: Mode) 
     others = [fresh(10 + i) for i in range(3)]
     uploads = ADVERSARIES[name]()
     for upload in [*others, uploads]:
-        bound.apply(upload)
+        upload.update(bound.apply(upload)[0])
     without = {k: sum(o[k].double() for o in others) for k in SIZES}
     moved = {k: without[k] + uploads[k].double() - without[k] for k in SIZES}
     assert exact_norm(uploads) <= C
@@ -98,8 +98,8 @@ def test_norm_is_at_most_c_for_any_floats(values: list[float], rule: tuple[Per, 
     flat = torch.tensor(values, dtype=torch.float32)
     uploads = {"delta": flat[:-3].clone(), "v": flat[-3:].clone()}
     finite = bool(flat.isfinite().all())
-    norm = Clip(c, *rule).bind({"delta": LAYOUT.shared, "v": 3}, LAYOUT).apply(uploads)
-    assert exact_norm(uploads) <= c
+    bounded, norm = Clip(c, *rule).bind({"delta": LAYOUT.shared, "v": 3}, LAYOUT).apply(uploads)
+    assert exact_norm(bounded) <= c
     assert math.isfinite(norm) == finite
 
 
@@ -107,7 +107,7 @@ def test_norm_is_at_most_c_for_any_floats(values: list[float], rule: tuple[Per, 
 @pytest.mark.parametrize(("per", "mode"), RULES)
 def test_half_precision_uploads_stay_within_c(dtype: torch.dtype, per: Per, mode: Mode) -> None:
     uploads = {name: vector.to(dtype) for name, vector in fresh(5, 100.0).items()}
-    Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads)
+    uploads, _ = Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads)
     assert all(vector.dtype == torch.float32 for vector in uploads.values())
     assert 0.9999 * C <= exact_norm(uploads) <= C
 
@@ -115,9 +115,65 @@ def test_half_precision_uploads_stay_within_c(dtype: torch.dtype, per: Per, mode
 def test_what_is_within_the_bound_is_left_alone_bit_for_bit() -> None:
     for per, mode in RULES:
         uploads = fresh(6, 1e-4)
-        before = {name: vector.clone() for name, vector in uploads.items()}
-        Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads)
-        assert all(torch.equal(uploads[name], before[name]) for name in SIZES)
+        bounded, _ = Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads)
+        assert all(torch.equal(bounded[name], uploads[name]) for name in SIZES)
+
+
+@pytest.mark.parametrize("grid", [False, True])
+def test_a_clients_own_vectors_are_never_written_to(grid: bool) -> None:
+    """Two uploads that share one memory would otherwise be scaled twice, and a message's vector once."""
+    shared = torch.full((LAYOUT.shared,), 1e6)
+    uploads = {"delta": shared, "c": shared, "v": torch.zeros(3)}
+    bound = Clip(C, "uniform", "normalize").bind(SIZES, LAYOUT)
+    if grid:
+        bound.add_rounded_(uploads, Grid.fit(C, bound.dimension, 1.0), zeros())
+    else:
+        assert exact_norm(bound.apply(uploads)[0]) <= C
+    assert bool((shared == 1e6).all())
+
+
+def zeros() -> Vectors:
+    return {name: torch.zeros(size, dtype=torch.int64) for name, size in SIZES.items()}
+
+
+@pytest.mark.parametrize(("per", "mode"), RULES)
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_one_client_moves_the_whole_numbers_by_at_most_the_radius(name: str, per: Per, mode: Mode) -> None:
+    """In whole numbers, exactly: Σk² ≤ 2²ᵇ for every adversary; and what is added is what was clipped."""
+    bound = Clip(C, per, mode).bind(SIZES, LAYOUT)
+    grid = Grid.fit(C, bound.dimension, 1.0)
+    into = zeros()
+    others = {k: torch.randint(-(2**40), 2**40, (n,)) for k, n in SIZES.items()}
+    for k in SIZES:
+        into[k] += others[k]
+    uploads = ADVERSARIES[name]()
+    norm = bound.add_rounded_(uploads, grid, into)
+    moved = [int(x) for k in SIZES for x in into[k] - others[k]]
+    assert sum(k * k for k in moved) <= grid.radius**2
+    bounded, same = bound.apply(uploads)
+    assert norm == same
+    for k in SIZES:
+        off = (into[k] - others[k]).double() * grid.unit - bounded[k].double()
+        assert off.abs().max() <= grid.unit * (0.5 + 1e-6) + C * 2.0**-23
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.floats(width=32), min_size=LAYOUT.shared + 3, max_size=LAYOUT.shared + 3),
+    st.sampled_from(RULES),
+    st.floats(1e-6, 1e6),
+    st.floats(1e-3, 1e4),
+)
+def test_whole_numbers_are_within_the_radius_for_any_floats(
+    values: list[float], rule: tuple[Per, Mode], c: float, noise: float
+) -> None:
+    flat = torch.tensor(values, dtype=torch.float32)
+    sizes = {"delta": LAYOUT.shared, "v": 3}
+    bound = Clip(c, *rule).bind(sizes, LAYOUT)
+    grid = Grid.fit(c, bound.dimension, noise)
+    into = {name: torch.zeros(size, dtype=torch.int64) for name, size in sizes.items()}
+    bound.add_rounded_({"delta": flat[:-3], "v": flat[-3:]}, grid, into)
+    assert sum(int(k) ** 2 for vector in into.values() for k in vector) <= grid.radius**2
 
 
 def layers_by_hand() -> list[list[tuple[str, int, int]]]:
@@ -146,7 +202,8 @@ def test_per_layer_rules_against_a_transcription(per: Per, mode: Mode) -> None:
         factor = min(1.0, c_h / norm) if mode == "clip" else (c_h / norm if whole > C else 1.0)
         for name, start, stop in layer:
             reference[name][start:stop] *= factor
-    assert Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads) == pytest.approx(whole, rel=1e-6)
+    uploads, norm = Clip(C, per, mode).bind(SIZES, LAYOUT).apply(uploads)
+    assert norm == pytest.approx(whole, rel=1e-6)
     for name, vector in uploads.items():
         np.testing.assert_allclose(vector.numpy(), reference[name], rtol=2e-6)
 
@@ -166,8 +223,8 @@ def test_clip_never_grows_and_normalize_does() -> None:
     for mode, grows in (("clip", False), ("normalize", True)):
         uploads = one_layer_only(5.0)
         uploads["v"][0] = 1e-6
-        Clip(C, "uniform", mode).bind(SIZES, LAYOUT).apply(uploads)  # type: ignore[arg-type]
-        assert (float(uploads["v"][0]) > 1e-5) == grows
+        bounded, _ = Clip(C, "uniform", mode).bind(SIZES, LAYOUT).apply(uploads)  # type: ignore[arg-type]
+        assert (float(bounded["v"][0]) > 1e-5) == grows
 
 
 def test_an_upload_the_rule_does_not_know_is_refused() -> None:
@@ -182,15 +239,14 @@ def test_an_upload_the_rule_does_not_know_is_refused() -> None:
 
 
 def test_the_bound_in_force_overrides_the_first_one() -> None:
-    uploads = fresh(8)
-    Clip(C).bind(SIZES, LAYOUT, bound=0.01).apply(uploads)
+    uploads, _ = Clip(C).bind(SIZES, LAYOUT, bound=0.01).apply(fresh(8))
     assert 0.0099999 <= exact_norm(uploads) <= 0.01
 
 
 def test_large_vectors_are_summed_accurately() -> None:
     """A float32 sum of squares over this many coordinates would be off by 1e-5 and let the norm exceed C."""
     uploads = {"delta": torch.full((3_000_001,), 0.1)}
-    norm = Clip(1.0).bind({"delta": 3_000_001}).apply(uploads)
+    uploads, norm = Clip(1.0).bind({"delta": 3_000_001}).apply(uploads)
     assert norm == pytest.approx(float(np.float32(0.1)) * math.sqrt(3_000_001), rel=1e-12)
     after = math.sqrt(float(uploads["delta"].double().square().sum()))
     assert 1 - 1e-6 <= after <= 1

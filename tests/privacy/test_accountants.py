@@ -9,7 +9,7 @@ from scipy import optimize, stats
 
 from tacit.errors import UserError
 from tacit.privacy import FixedSizeGaussian, PoissonGaussian, epsilon
-from tacit.privacy.accounting import exceeds, pld_epsilon, rdp_epsilon
+from tacit.privacy.accountants import exceeds, pld_epsilon, rdp_epsilon
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from tacit.cli.plan import plan
 from tacit.errors import UserError
 from tacit.privacy import PoissonGaussian
-from tacit.privacy.accounting import pld_epsilon, rdp_epsilon
+from tacit.privacy.accountants import pld_epsilon, rdp_epsilon
 from tacit.privacy.answers import Question, answer
-from tacit.privacy.planning import _digits, _index, _noise, closed_form_noise, solve_noise
+from tacit.privacy.calibration import _digits, _index, _noise, closed_form_noise, solve_noise
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(plan)
@@ -49,7 +49,7 @@ def test_solving_for_noise_as_json() -> None:
     [(0.05, 200, 1.0, 1e-3), (0.01, 50, 8.0, 1e-5), (1.0, 10, 0.5, 1e-6)],
 )
 def test_noise_is_the_smallest_of_three_digits(rate: float, rounds: int, target: float, delta: float) -> None:
-    noise = solve_noise(lambda noise: PoissonGaussian(rate, noise), rounds, target, delta)
+    noise = solve_noise(lambda noise: [{PoissonGaussian(rate, noise): rounds}], target, delta)
     digits = f"{noise:.2e}"
     assert float(digits) == noise
     below = noise - 10.0 ** (int(digits.split("e")[1]) - 2)

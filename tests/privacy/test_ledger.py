@@ -22,7 +22,7 @@ from tacit.privacy import (
     epsilon,
     replay,
 )
-from tacit.privacy.odometer import Odometer
+from tacit.privacy.totals import ClientTotals
 
 EVENT = PoissonGaussian(0.1, 1.0)
 HEADER = Header("client", 1e-5, Part(EVENT))
@@ -218,7 +218,7 @@ def test_the_budget_is_never_exceeded(tmp_path: Path) -> None:
 
 def test_the_worst_client_is_found_as_by_brute_force() -> None:
     rng = np.random.default_rng(0)
-    meter, totals = Odometer(), {c: dict[PoissonGaussian, int]() for c in range(30)}
+    meter, totals = ClientTotals(), {c: dict[PoissonGaussian, int]() for c in range(30)}
     sizes = rng.choice([20, 50, 60, 70], 30)
     for _ in range(12):
         cohort = rng.choice(30, 6, replace=False)
@@ -237,14 +237,14 @@ def test_the_worst_client_is_found_as_by_brute_force() -> None:
 
 def test_many_cheap_steps_can_be_worse_than_few_dear_ones() -> None:
     cheap, dear = PoissonGaussian(0.01, 1.0), PoissonGaussian(0.1, 1.0)
-    meter = Odometer()
+    meter = ClientTotals()
     meter.add(dear, 2, [1])
     meter.add(cheap, 5000, [2])
     assert meter.worst(1e-5).profile == ((cheap, 5000),)
 
 
 def test_a_client_that_stays_home_does_not_pay() -> None:
-    meter = Odometer()
+    meter = ClientTotals()
     event = PoissonGaussian(0.1, 1.0)
     for number in range(10):
         meter.add(event, 5, [number])

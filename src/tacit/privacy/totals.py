@@ -1,4 +1,4 @@
-"""Who has spent what: one odometer per client, and the worst of them, cheaply.
+"""Who has spent what: totals per client, and the worst of them, cheaply.
 
 At client level everyone pays for every round. At example level a client's records pay only for the rounds
 it took part in: its own participations × local steps, at its own rate B/n_i. What counts for the statement
@@ -9,7 +9,7 @@ can be worse.
 
 >>> from tacit.privacy.events import PoissonGaussian
 >>> often, seldom = PoissonGaussian(rate=0.01, noise=1.0), PoissonGaussian(rate=0.1, noise=1.0)
->>> meter = Odometer()
+>>> meter = ClientTotals()
 >>> meter.add(often, 400, clients=[1, 2, 3])
 >>> meter.add(seldom, 10, clients=[4])
 >>> meter.worst(1e-5).profile
@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tacit.privacy.accounting import Epsilon, epsilon, exceeds, rdp_epsilon
+from tacit.privacy.accountants import Epsilon, epsilon, exceeds, rdp_epsilon
 from tacit.privacy.events import Event
 
 Profile = tuple[tuple[Event, int], ...]
@@ -40,7 +41,7 @@ class Worst:
     profile: Profile
 
 
-class Odometer:
+class ClientTotals:
     """Totals per client, grouped by equal totals."""
 
     def __init__(self) -> None:
@@ -62,6 +63,22 @@ class Odometer:
                 self._holders[before] -= 1
                 if not self._holders[before]:
                     del self._holders[before]
+
+    def expenses(self) -> list[Expense]:
+        """Everything that was charged, with clients of equal totals together."""
+        found: list[Expense] = [(event, count, None) for event, count in self._everyone]
+        payers: dict[Profile, list[int]] = {}
+        for client, profile in sorted(self._own.items()):
+            payers.setdefault(profile, []).append(client)
+        return found + [(e, n, tuple(who)) for profile, who in payers.items() for e, n in profile]
+
+    def most(self) -> dict[Event, int]:
+        """For each event the most that any one client paid of it: together, no less than anyone's total."""
+        most: Counter[Event] = Counter()
+        for profile in self._holders:
+            for event, count in profile:
+                most[event] = max(most[event], count)
+        return dict(most + Counter(dict(self._everyone)))
 
     def worst(self, delta: float) -> Worst:
         """The largest ε among the clients, and whose totals it comes from."""
@@ -104,16 +121,19 @@ def _plus(profile: Profile, event: Event, count: int) -> Profile:
 def _merge(a: Profile, b: Profile) -> Profile:
     totals: Counter[Event] = Counter(dict(a))
     totals.update(dict(b))
-    return tuple(sorted(totals.items()))
+    return tuple(sorted(totals.items(), key=lambda item: item[0].key))
 
 
 def _undominated(profiles: list[Profile]) -> list[Profile]:
-    """Profiles of one kind of event that no other beats in rate, noise and number at once."""
-    kept: list[tuple[float, float, int]] = []
-    result = []
-    for profile in sorted(profiles, key=lambda p: (-p[0][0].rate, p[0][0].noise, -p[0][1])):
-        (event, count), *_ = profile
-        if not any(noise <= event.noise and more >= count for _, noise, more in kept):
-            kept.append((event.rate, event.noise, count))
-            result.append(profile)
-    return result
+    """Profiles of one kind of event that no other beats in cost and number at once."""
+    kept: list[Profile] = []
+    for profile in sorted(profiles, key=_dearest_first):
+        event, count = profile[0]
+        if not any(other[0][0].dominates(event) and other[0][1] >= count for other in kept):
+            kept.append(profile)
+    return kept
+
+
+def _dearest_first(profile: Profile) -> tuple[Any, ...]:
+    event, count = profile[0]
+    return -getattr(event, "rate", 0.0), getattr(event, "noise", 0.0), -count, event.key

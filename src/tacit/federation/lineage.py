@@ -1,0 +1,158 @@
+"""Where a run's model comes from, and what that has cost: `lineage.json` in every run's folder.
+
+It names the run's own data, and for each run before it (`model.start`) that run's data and charges. A
+private run that begins with another's model takes along what was spent on anyone both have. A model that
+saw some of its people without protection is refused, since no noise added later can take that back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tacit.data.identity import Identity
+from tacit.errors import UserError
+from tacit.federation.files import write_atomically
+from tacit.federation.statements import LEDGER, read_ledger
+from tacit.privacy import Carried, Charge, Header, Part, replay
+from tacit.privacy.events import plain_event, read_event
+from tacit.privacy.ledger import Contents
+
+LINEAGE = "lineage.json"
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A run whose model this one began with: its data, and what it spent on them (None: it had no
+    guarantee).
+    """
+
+    data: Identity
+    unit: str | None
+    charge: Charge | None
+
+
+def write_lineage(folder: Path, data: Identity, ancestors: Sequence[Ancestor]) -> None:
+    """Write down a run's data and where its model comes from, before its first round."""
+    plain = {"data": data.to_json(), "ancestors": [_plain(ancestor) for ancestor in ancestors]}
+    write_atomically(folder / LINEAGE, json.dumps(plain) + "\n")
+    (folder / LINEAGE).chmod(0o600)  # it names people
+
+
+def read_lineage(folder: Path) -> tuple[Identity, list[Ancestor]]:
+    """The data of a run, and the runs before it."""
+    try:
+        plain = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+        return Identity.from_json(plain["data"]), [_read(ancestor) for ancestor in plain["ancestors"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / LINEAGE} cannot be read ({error}); restore it") from None
+
+
+def ancestry(start: str | Path | None) -> list[Ancestor]:
+    """All runs that a model from `start` has seen: the run that made it, and those before that.
+
+    `start` may be a run's folder, an export of one, or the file of weights inside either. A file that
+    stands alone tells nothing, and so is nobody's.
+    """
+    if start is None:
+        return []
+    place = Path(start).expanduser()
+    folder = place if place.is_dir() else place.parent
+    if not (folder / LINEAGE).exists():
+        if (folder / "config.yaml").exists():
+            raise UserError(
+                f"model.start: {folder} does not say which data it was trained on ({LINEAGE} is missing: "
+                "it is of an "
+                "earlier version, or incomplete); set model.public: true if they need no protection"
+            )
+        return []
+    data, before = read_lineage(folder)
+    if not (folder / LEDGER).exists():
+        return [*before, Ancestor(data, None, None)]
+    contents = read_ledger(folder)
+    if contents.header.simulation or not contents.rounds:
+        unprotected = contents.header.simulation
+        return [*before, *([Ancestor(data, None, None)] if unprotected else [])]
+    return [*before, Ancestor(data, contents.header.unit, _merged(contents))]
+
+
+def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Header) -> list[Charge]:
+    """What a run on `data` must carry in its ledger for the model it begins with; refuses what cannot be
+    added.
+    """
+    charges: dict[str, Charge] = {}
+    for ancestor in ancestors:
+        if not ancestor.data.overlaps(data):
+            continue
+        if ancestor.charge is None or any(_noiseless(part) for part in ancestor.charge.parts):
+            raise UserError(
+                f"model.start: that model was trained on {ancestor.data.name} without a guarantee, and "
+                "this run would "
+                "protect some of the same data, which the model may already show; start from another one, "
+                "or set "
+                "model.public: true if those records need no protection"
+            )
+        relation = ancestor.charge.parts[0].event.relation
+        if (ancestor.unit, relation) != (header.unit, header.relation):
+            raise UserError(
+                f"model.start: that model's guarantee is of {ancestor.unit} level ({relation}) and this "
+                "run's of "
+                f"{header.unit} level ({header.relation}), on some of the same data; the two do not add "
+                "up: keep "
+                "unit and sampling, or start from another model"
+            )
+        assert ancestor.charge.carried is not None
+        same = ancestor.data.fingerprint == data.fingerprint
+        charges[ancestor.charge.carried.ledger] = ancestor.charge if same else _for_everyone(ancestor.charge)
+    return list(charges.values())
+
+
+def _noiseless(part: Part) -> bool:
+    return getattr(part.event, "noise", 1.0) == 0
+
+
+def _merged(contents: Contents) -> Charge:
+    """A run's own charges as one, client by client; those it carried itself are in its lineage."""
+    own = replay(charge for charge in contents.charges if charge.carried is None)
+    parts = tuple(
+        Part(event, steps, None if who is None else tuple(who)) for event, steps, who in own.expenses()
+    )
+    return Charge(-1, parts, carried=Carried(contents.header.id, contents.head, contents.rounds))
+
+
+def _for_everyone(charge: Charge) -> Charge:
+    """The same, where clients are numbered otherwise: everyone pays the most that anyone paid for each
+    event.
+    """
+    totals = replay([charge])
+    most = tuple(Part(event, steps) for event, steps in totals.most().items())
+    return Charge(charge.round, most, carried=charge.carried)
+
+
+def _plain(ancestor: Ancestor) -> dict[str, Any]:
+    charge = ancestor.charge
+    plain: dict[str, Any] = {"data": ancestor.data.to_json(), "unit": ancestor.unit, "charge": None}
+    if charge is not None:
+        assert charge.carried is not None
+        plain["charge"] = {
+            "ledger": charge.carried.ledger,
+            "head": charge.carried.head,
+            "rounds": charge.carried.rounds,
+            "parts": [[plain_event(part.event), part.steps, part.clients] for part in charge.parts],
+        }
+    return plain
+
+
+def _read(plain: dict[str, Any]) -> Ancestor:
+    data, charge = Identity.from_json(plain["data"]), plain["charge"]
+    if charge is None:
+        return Ancestor(data, plain["unit"], None)
+    parts = tuple(
+        Part(read_event(event), int(steps), None if clients is None else tuple(clients))
+        for event, steps, clients in charge["parts"]
+    )
+    carried = Carried(charge["ledger"], charge["head"], int(charge["rounds"]))
+    return Ancestor(data, plain["unit"], Charge(-1, parts, carried=carried))

@@ -1,0 +1,98 @@
+"""From what was done to what it cost: (ε, δ) of any number of events, by two accountants.
+
+>>> from tacit.privacy.events import PoissonGaussian
+>>> cost = epsilon({PoissonGaussian(rate=0.029465, noise=1.536): 2006}, delta=1e-9)
+>>> print(f"ε {cost.pld:.2f} by PLD, {cost.rdp:.2f} by RDP at order {cost.order:.1f}")
+ε 6.17 by PLD, 6.51 by RDP at order 6.7
+
+`pld` and `rdp` are one file each, and each says which events it `supports`. Both are proved upper bounds,
+so the smaller one is a guarantee as well. An event that neither knows is refused: nobody could say what it
+cost.
+
+| event | relation | sensitivity | PLD | RDP |
+|---|---|---|---|---|
+| `PoissonGaussian` | add or remove one | C | yes | yes |
+| `FixedSizeGaussian` | replace one | 2C | no | yes |
+
+dp_accounting is imported where it is used: it takes a second, which commands and workers that never ask for ε
+should not wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tacit.errors import UserError
+from tacit.privacy.accountants import pld, rdp
+from tacit.privacy.accountants.rdp import Items
+from tacit.privacy.events import Event, Spend
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """ε at `delta` by each accountant; `pld` is None where it has no bound."""
+
+    delta: float
+    pld: float | None
+    rdp: float
+    order: float
+    """The Rényi order at which `rdp` was reached."""
+
+    @property
+    def value(self) -> float:
+        """The guarantee: the smaller of the proved bounds (the PLD one, but for rounding)."""
+        return self.rdp if self.pld is None else min(self.pld, self.rdp)
+
+
+def epsilon(spend: Spend, delta: float) -> Epsilon:
+    """ε of the whole of `spend` by both accountants. All events must share one neighbouring relation."""
+    items = _items(spend, delta)
+    if not items:
+        return Epsilon(delta, 0.0, 0.0, math.inf)
+    value, order = rdp.epsilon(items, delta)
+    return Epsilon(delta, pld.epsilon(items, delta, pld.FINE), value, order)
+
+
+def rdp_epsilon(spend: Spend, delta: float) -> float:
+    """The RDP bound alone, which is quick: an upper bound of `epsilon(...).value`."""
+    items = _items(spend, delta)
+    return rdp.epsilon(items, delta)[0] if items else 0.0
+
+
+def pld_epsilon(spend: Spend, delta: float, rough: bool = False) -> float:
+    """The PLD bound alone, or RDP where there is none. `rough`: quick, coarse, still an upper bound."""
+    items = _items(spend, delta)
+    value = pld.epsilon(items, delta, pld.ROUGH if rough else pld.FINE) if items else 0.0
+    return rdp_epsilon(spend, delta) if value is None else value
+
+
+def exceeds(spend: Spend, budget: float, delta: float) -> bool:
+    """Whether `spend` is not proved to stay within ε ≤ `budget`. Asks the quick bounds first."""
+    quick = rdp_epsilon(spend, delta) <= budget or pld_epsilon(spend, delta, rough=True) <= budget
+    return not quick and epsilon(spend, delta).value > budget
+
+
+def check_delta(delta: float) -> None:
+    """Refuse what is no probability."""
+    if not 0 < delta < 1:
+        raise UserError(f"δ = {delta} is not a probability; choose 0 < δ < 1, well below 1 ÷ population")
+
+
+@lru_cache(maxsize=4096)
+def _refuse_unknown(event: Event) -> None:
+    if not rdp.supports(event):
+        raise UserError(f"no accountant knows what {event} costs, so nothing can be claimed for it")
+
+
+def _items(spend: Spend, delta: float) -> Items:
+    check_delta(delta)
+    if len({event.relation for event in spend}) > 1:
+        raise UserError(
+            "Poisson and fixed-size sampling in one ledger: their guarantees speak of different neighbours "
+            "and do not add up; keep one sampling for the whole run"
+        )
+    for event in spend:
+        _refuse_unknown(event)
+    return tuple(sorted(((e, n) for e, n in spend.items() if n > 0), key=lambda item: (item[0].key, item[1])))

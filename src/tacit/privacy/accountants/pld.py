@@ -1,0 +1,90 @@
+"""Privacy-loss distributions: the tighter accountant.
+
+Losses of each event are put on a grid and composed by Fourier transforms. Every rounding is upwards
+(dp_accounting's pessimistic "connect the dots", Doroshenko et al. 2022, arXiv:2207.04380), so a coarse grid
+can only overstate ε; grids here are fine enough for about three digits.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tacit.privacy.accountants.rdp import Items
+from tacit.privacy.events import Event, PoissonGaussian
+
+SMALLEST_DELTA = 1e-11
+"""Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there."""
+
+FINE, ROUGH = 30_000, 2_000
+"""Most points on the grid of one event's privacy losses; making them takes about 5 µs each."""
+
+
+def supports(event: Event) -> bool:
+    """Whether there is a bound for such an event: for Poisson-sampled and plain Gaussians."""
+    return isinstance(event, PoissonGaussian)
+
+
+@lru_cache(maxsize=4096)
+def epsilon(items: Items, delta: float, points: int) -> float | None:
+    """ε of these events at δ; None where this accountant has no bound."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    if delta < SMALLEST_DELTA:
+        return None
+    merged: list[tuple[float, float, int]] = []
+    for event, count in items:
+        if not isinstance(event, PoissonGaussian):
+            return None
+        if event.noise == 0:
+            return math.inf
+        # Without sampling, k Gaussians are one with noise ÷ √k: exact, with no grid to compose on.
+        merged.append(
+            (1.0, event.noise / math.sqrt(count), 1) if event.rate == 1 else (event.rate, event.noise, count)
+        )
+    # Outcomes this rare are counted as if they revealed everything: ten thousand times rarer than δ in all.
+    tail = 5 * math.floor(math.log(delta * 1e-4 / sum(count for _, _, count in merged)) / 5)
+    interval = min(_grid(*part, tail, points) for part in merged)
+    total = privacy_loss_distribution.identity(value_discretization_interval=interval)
+    for rate, noise, count in merged:
+        total = total.compose(_pld(rate, noise, interval, tail).self_compose(count))
+    return float(total.get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=64)
+def _pld(rate: float, noise: float, interval: float, tail: int) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise,
+        sampling_prob=rate,
+        value_discretization_interval=interval,
+        log_mass_truncation_bound=tail,
+        pessimistic_estimate=True,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _grid(rate: float, noise: float, count: int, tail: int, points: int) -> float:
+    """The spacing of privacy losses: fine beside one event's loss, quick enough for `count` of them.
+
+    Rounding to a grid wider than the typical loss of one event would add up over many events: the spread of
+    one loss decides. Its range and the spread of the sum decide what a grid costs.
+    """
+    reach = math.sqrt(-2 * tail) * noise
+    x = np.linspace(-reach, 1 + reach, 4001)
+    density = (1 - rate) * np.exp(-0.5 * (x / noise) ** 2) + rate * np.exp(-0.5 * ((x - 1) / noise) ** 2)
+    likelihood = (2 * x - 1) / (2 * noise**2)
+    loss = np.logaddexp(math.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + likelihood)
+    weight = density / density.sum()
+    spread = math.sqrt(float(weight @ (loss - weight @ loss) ** 2))
+    width = float(loss[-1] - loss[0])
+    composed = width + 20 * spread * math.sqrt(count)
+    wanted = min(1e-4, spread / 10)
+    # Never wider than the spread for the sum's sake: rounding up would stretch the sum itself.
+    affordable = max(width / points, min(composed / (7 * points), spread / 4))
+    # A power of two, so that a run that grows by one event at a time meets the same few cached grids.
+    return float(2.0 ** round(math.log2(max(wanted, affordable))))

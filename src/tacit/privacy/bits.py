@@ -1,0 +1,92 @@
+"""Uniform bits that nobody can predict: AES-256 in counter mode, by the processor.
+
+Every secret coin, mask and noise of a guarantee is made from a `Bits` stream with a key of its own, taken
+from the operating system for each release. A simulation names its streams instead; whoever knows the name
+can repeat them, so nothing is claimed for it.
+
+>>> Bits.named(7, 3).words(2).tolist() == Bits.named(7, 3).words(2).tolist()
+True
+>>> Bits.secret().words(1)[0] == Bits.secret().words(1)[0]      # equal once in 2⁶⁴
+np.False_
+
+The cipher is OpenSSL's (`cryptography`). What is assumed is the usual thing: that AES-256 under a secret
+random key cannot be told from random bits.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+Ids = NDArray[np.int64]
+
+_CHUNK = 1 << 16
+"""Words made at a time: 512 kB, which stay in a core's cache."""
+_ZEROS = bytes(8 * _CHUNK)
+
+
+class Bits:
+    """An endless stream of uniform 64-bit words; `named` says whether somebody else could make it too."""
+
+    def __init__(self, key: bytes, named: bool) -> None:
+        """`key`: 32 bytes, never used for another stream."""
+        self.is_named = named
+        self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
+        self._buffer = bytearray(8 * _CHUNK)
+
+    @classmethod
+    def secret(cls) -> Bits:
+        """A stream of its own, from 256 fresh bits of the operating system's entropy."""
+        return cls(os.urandom(32), named=False)
+
+    @classmethod
+    def named(cls, *name: int) -> Bits:
+        """The stream of a name such as (run seed, round, purpose). For simulations only."""
+        return cls(sha256(repr(("tacit", *(int(part) for part in name))).encode()).digest(), named=True)
+
+    def words(self, count: int) -> Words:
+        """The next `count` words of the stream, in memory that the next call may overwrite."""
+        if count > _CHUNK:
+            return np.concatenate([self.words(part).copy() for part in _parts(count)])
+        view = memoryview(_ZEROS)[: 8 * count]
+        self._stream.update_into(view, memoryview(self._buffer)[: 8 * count])
+        return np.frombuffer(self._buffer, np.uint64, count)
+
+    def integer(self) -> int:
+        """64 bits as a number."""
+        return int(self.words(1)[0])
+
+    def coins(self, count: int, rate: float) -> Ids:
+        """Which of `count` independent coins, each heads with probability `rate`, show heads; sorted.
+
+        The probability is `rate` to 2⁻⁶⁴ (and exactly 1 for a rate of 1). Coins are tossed one by one: the
+        sampling that an accountant relies on is not left to a sampler's floating-point arithmetic.
+        """
+        if rate >= 1:
+            return np.arange(count, dtype=np.int64)
+        threshold = np.uint64(min(int(rate * 2.0**64), 2**64 - 1))
+        heads = []
+        start = 0
+        for part in _parts(count):
+            heads.append(start + np.flatnonzero(self.words(part) < threshold))
+            start += part
+        return np.concatenate(heads) if heads else np.empty(0, np.int64)
+
+    def subset(self, count: int, size: int) -> Ids:
+        """A uniform subset of `size` of the numbers below `count`, sorted: those with the smallest words."""
+        if size >= count:
+            return np.arange(count, dtype=np.int64)
+        chosen = np.argpartition(self.words(count), size)[:size] if size else np.empty(0, np.int64)
+        return np.sort(chosen).astype(np.int64)
+
+
+def _parts(count: int) -> list[int]:
+    whole, rest = divmod(count, _CHUNK)
+    return [_CHUNK] * whole + ([rest] if rest else [])

@@ -1,0 +1,102 @@
+"""What several runs on the same data cost together.
+
+Ledgers know which one they are and which lines came before, so nothing is counted twice and nothing is
+lost: copies of one ledger count once as far as they agree, and both their ends count where they went on
+separately; charges that a run carried over from another count once, whether or not the other is there.
+
+>>> from pathlib import Path
+>>> from tacit.privacy.events import PoissonGaussian
+>>> part = Part(PoissonGaussian(0.1, 1.0))
+>>> header = Header("client", 1e-5, part, data="people")
+>>> first = Contents(Path("a"), header, [Charge(0, (part,))], ["h", "0"])
+>>> copy = Contents(Path("b"), header, [Charge(0, (part,)), Charge(1, (part,))], ["h", "0", "1"])
+>>> len(compose([first, copy]).charges)
+2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tacit.errors import UserError
+from tacit.privacy.ledger import Charge, Contents, Header, Part, replay
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Charges that each count once, and what was noticed on the way."""
+
+    charges: list[Charge]
+    notes: list[str]
+
+
+def compose(ledgers: Sequence[Contents]) -> Composition:
+    """The charges of all these ledgers together. Refuses what does not add up (units, relations,
+    simulations).
+    """
+    _refuse_mixed([ledger.header for ledger in ledgers])
+    notes: list[str] = []
+    own: list[tuple[str, Charge]] = []
+    carried: dict[str, tuple[str, Charge]] = {}
+    known: dict[str, set[str]] = {}
+    by_id: dict[str, list[Contents]] = {}
+    for ledger in ledgers:
+        by_id.setdefault(ledger.header.id, []).append(ledger)
+        known.setdefault(ledger.header.id, set()).update(ledger.hashes)
+    for copies in by_id.values():
+        counted: set[str] = set()
+        ends = []
+        for ledger in sorted(copies, key=lambda copy: -len(copy.charges)):
+            fresh = [
+                (ledger.header.data, charge)
+                for digest, charge in zip(ledger.hashes[1:], ledger.charges, strict=True)
+                if digest not in counted and charge.carried is None
+            ]
+            counted.update(ledger.hashes)
+            own += fresh
+            ends += [ledger.path] if fresh else []
+        if len(ends) > 1:
+            notes.append(
+                f"{' and '.join(map(str, ends))} are copies of one run that both went on: both count"
+            )
+    for ledger in ledgers:
+        for charge in ledger.charges:
+            origin = charge.carried
+            if origin is None or origin.head in known.get(origin.ledger, ()):
+                continue  # its own ledger is here, and holds it
+            before = carried.get(origin.ledger)
+            if before is None or before[1].carried is None or before[1].carried.rounds < origin.rounds:
+                carried[origin.ledger] = ledger.header.data, charge
+    if carried:
+        total = sum(charge.carried.rounds for _, charge in carried.values() if charge.carried)
+        notes.append(
+            f"{total} rounds of earlier runs were carried over; their own ledgers are not among these"
+        )
+    everything = [*own, *carried.values()]
+    if len({data for data, _ in everything}) <= 1:
+        return Composition([charge for _, charge in everything], notes)
+    notes.append(
+        "the runs number their clients differently, so everyone is charged the most that anyone paid"
+    )
+    return Composition(_for_everyone(everything), notes)
+
+
+def _for_everyone(charges: Sequence[tuple[str, Charge]]) -> list[Charge]:
+    """For each population, one charge to everyone that is no less than any of its clients' total."""
+    found = []
+    for data in dict.fromkeys(data for data, _ in charges):
+        most = replay(charge for other, charge in charges if other == data).most()
+        found.append(Charge(0, tuple(Part(event, steps) for event, steps in most.items())))
+    return found
+
+
+def _refuse_mixed(headers: Sequence[Header]) -> None:
+    if len({(header.unit, header.relation) for header in headers}) > 1:
+        raise UserError(
+            "these runs protect different units or speak of different neighbours, and their guarantees do "
+            "not add "
+            "up; give runs of one unit and one kind of sampling"
+        )
+    if len({header.simulation for header in headers}) > 1:
+        raise UserError("some of these runs are simulations, which claim nothing; leave them out")

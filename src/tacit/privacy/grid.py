@@ -1,0 +1,73 @@
+"""The grid on which sums under a guarantee live: whole multiples of a unit, of which 2ᵇ make up the
+clipping norm.
+
+A float32 sum depends on its order, and what noise hides in real numbers shows through in the last bits of
+floats. So each client's bounded upload becomes whole numbers before it is added to anything; whole numbers
+add up exactly, in any order, on any number of workers. `fit` chooses b by the dimension d, so fine that
+rounding moves a vector by less than a thousandth of the clipping norm.
+
+>>> grid = Grid.fit(clip=1.0, dimension=1_000_000, noise=1.0)
+>>> grid.bits, grid.radius == 2**grid.bits
+(20, True)
+>>> grid.unit * grid.radius         # 2ᵇ units are the clipping norm, and a little for the rounding
+1.000478...
+
+Sensitivity, in units. At client level a unit's upload k satisfies Σk² ≤ 2²ᵇ, checked in whole numbers for
+every upload. Rounding to the nearest whole number adds at most √d/2 to the norm; the unit is C ÷ (2ᵇ − √d/2
+− 1), so that this never exceeds 2ᵇ. At example level sums are rounded, not contributions: see
+`tacit.privacy.mechanisms.example`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.errors import UserError
+from tacit.privacy.gaussian import LARGEST_STD, STRETCH
+
+FINE = 10
+"""Bits beyond √d: rounding moves a vector by at most 2⁻¹¹ of the clipping norm."""
+COARSE = 4
+"""The same for very much noise, beside which nobody sees the rounding."""
+LEAST_BITS = 16
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`radius` = 2^bits units bound one unit's contribution; `unit` is what one of them is worth."""
+
+    bits: int
+    unit: float
+
+    @property
+    def radius(self) -> int:
+        return 1 << self.bits
+
+    def decoded(self, total: Tensor, factor: float) -> Tensor:
+        """Whole numbers of units as float32, times `factor`."""
+        values = torch.empty(total.numel())
+        for part, whole in zip(torch.split(values, STRETCH), torch.split(total, STRETCH), strict=True):
+            part.copy_(whole.double().mul_(self.unit * factor))
+        return values
+
+    @staticmethod
+    def fit(clip: float, dimension: int, noise: float) -> Grid:
+        """The grid for vectors of `dimension` coordinates and norm ≤ `clip`, to be noised by `noise` ×
+        clip.
+        """
+        root = math.isqrt(max(dimension, 1)) + 1
+        wanted = max(LEAST_BITS, (root - 1).bit_length() + FINE)
+        most = math.floor(math.log2(LARGEST_STD / 2 / noise)) if noise else wanted
+        bits = min(wanted, most)
+        if bits < root.bit_length() + COARSE:
+            raise UserError(
+                f"privacy.noise {noise:g}: so much noise on {dimension:,} coordinates cannot be sampled "
+                "exactly; "
+                f"lower it below {LARGEST_STD / 2 ** (root.bit_length() + COARSE + 1):.2g}"
+            )
+        margin = -(-root // 2) + 1
+        return Grid(bits, clip / ((1 << bits) - margin))

@@ -1,0 +1,58 @@
+"""Mechanisms, one file each. A new one is a file here and a line below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tacit.privacy.clipping import Clip
+from tacit.privacy.mechanisms.adaptive import AdaptiveClip
+from tacit.privacy.mechanisms.base import Aggregation, Arrivals, Mechanism, Observer, Workload
+from tacit.privacy.mechanisms.client import ClientLevel
+from tacit.privacy.mechanisms.example import ExampleLevel
+from tacit.privacy.mechanisms.plain import Unprotected
+from tacit.privacy.sampling import FixedSize, Poisson
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    cls.kind: cls
+    for cls in (
+        ClientLevel,
+        AdaptiveClip,
+        ExampleLevel,
+    )
+}
+
+
+def plain_mechanism(mechanism: Mechanism) -> dict[str, Any]:
+    """A mechanism as plain values for JSON, its kind first."""
+    values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
+    clip, sampling = mechanism.clip, mechanism.sampling
+    drawn = {"rate": sampling.rate} if isinstance(sampling, Poisson) else {"size": sampling.size}
+    rule = {"bound": clip.bound, "per": clip.per, "mode": clip.mode}
+    return {"kind": mechanism.kind, **values, "clip": rule, "sampling": drawn}
+
+
+def read_mechanism(plain: Mapping[str, Any]) -> Mechanism:
+    """The mechanism that `plain_mechanism` wrote."""
+    values = dict(plain)
+    cls = MECHANISMS[values.pop("kind")]
+    drawn = values.pop("sampling")
+    sampling = Poisson(drawn["rate"]) if "rate" in drawn else FixedSize(drawn["size"])
+    return cls(**values | {"clip": Clip(**values["clip"]), "sampling": sampling})
+
+
+__all__ = [
+    "MECHANISMS",
+    "AdaptiveClip",
+    "Aggregation",
+    "Arrivals",
+    "ClientLevel",
+    "ExampleLevel",
+    "Mechanism",
+    "Observer",
+    "Unprotected",
+    "Workload",
+    "plain_mechanism",
+    "read_mechanism",
+]

@@ -1,0 +1,101 @@
+"""Client level with a clipping norm that follows a quantile of the clients' norms.
+
+Andrew, Thakkar, McMahan and Ramaswamy 2021 (arXiv:1905.03871). Each client of the cohort adds one bit to
+its upload: whether its norm was within the clipping norm C in force. The noisy share b̃ of such clients
+moves it: C ← C·exp(−η(b̃ − γ)). The bits are one more query on the same cohort; the two together cost what
+one query with the announced multiplier z would, if the update gets the slightly larger multiplier
+
+    z_Δ = (z⁻² − (2σ_b)⁻²)^(−½).
+
+Bits are counted as ±1, so that one client moves their sum by 1, in whole numbers, and its noise is 2σ_b.
+
+>>> from tacit.privacy import Clip, Poisson
+>>> mechanism = AdaptiveClip(1.0, 1e-5, Clip(2.0), Poisson(0.1), quantile=0.5, count_noise=10.0)
+>>> round(mechanism.sum_noise, 6)
+1.001252
+>>> mechanism.moved(2.0, share=1.0)  # everyone was within the norm: it shrinks
+1.809674836071919
+
+The noise of a round is always sized by the norm that was in force when its clients clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from tacit.errors import UserError
+from tacit.privacy.bits import Bits
+from tacit.privacy.gaussian import add_rounded_gaussian_
+from tacit.privacy.mechanisms.base import QUANTILE, Arrivals, Description, State, Workload
+from tacit.privacy.mechanisms.client import ClientLevel
+from tacit.privacy.totals import Profile
+from tacit.vector import Vectors
+
+BOUND = "bound"
+"""The state: the clipping norm in force."""
+
+
+@dataclass(frozen=True)
+class AdaptiveClip(ClientLevel):
+    """Follow the `quantile` γ of norms, with step η = `rate`; `count_noise` σ_b is in clients."""
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 5.0
+
+    kind: ClassVar[str] = "adaptive-clip"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if math.isinf(self.clip.bound):
+            raise UserError("privacy.adaptive needs a finite clip to start from, such as 1.0")
+        if not 0 < self.quantile < 1:
+            raise UserError(f"adaptive clipping to quantile {self.quantile}: choose one between 0 and 1")
+        if not self.rate > 0 or not self.count_noise > 0:
+            raise UserError(
+                "adaptive clipping needs rate > 0 and count_noise > 0 (a twentieth of the cohort is usual)"
+            )
+        if self.noise and self.noise**-2 <= (2 * self.count_noise) ** -2:
+            raise UserError(
+                f"count_noise {self.count_noise} spends more than the whole budget of noise {self.noise}; "
+                f"raise count_noise above {self.noise / 2:g}"
+            )
+
+    @property
+    def sum_noise(self) -> float:
+        """z_Δ: such that update and bits together cost `noise`."""
+        return float((self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5) if self.noise else 0.0
+
+    def init(self) -> State:
+        return {BOUND: self.clip.bound}
+
+    def clipping_norm(self, state: State) -> float:
+        return state[BOUND]
+
+    def release(
+        self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
+    ) -> tuple[Vectors, State]:
+        mean, state = super().release(total, arrivals, state, round, attempt, workload)
+        bits = self.bits(workload.seed, round, attempt, QUANTILE)
+        share = self.share(arrivals, self.expected(workload.population), bits)
+        return mean, {BOUND: self.moved(state[BOUND], share)}
+
+    def share(self, arrivals: Arrivals, expected: float, bits: Bits) -> float:
+        """b̃, private: the share of clients with a norm ≤ C. Divides by the constant `expected`."""
+        count = torch.tensor([2 * arrivals.within - arrivals.arrived])
+        if self.noise:
+            add_rounded_gaussian_(count, 2 * self.count_noise, bits)
+        return int(count) / 2 / expected + 0.5
+
+    def moved(self, bound: float, share: float) -> float:
+        """The next round's clipping norm; kept between 2⁻¹⁰⁰ and 2¹⁰⁰ however the noise falls."""
+        step = min(max(-self.rate * (share - self.quantile), -50.0), 50.0)
+        return min(max(bound * math.exp(step), 2.0**-100), 2.0**100)
+
+    def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
+        plain = super().describe(population, epsilon, worst)
+        return replace(plain, clipping=plain.clipping[:-1] + ", following a quantile of the norms.")

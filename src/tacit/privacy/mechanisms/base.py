@@ -1,0 +1,251 @@
+"""What every mechanism is: the one object that samples, bounds, noises, accounts, calibrates and explains.
+
+A run asks it for each of these, and nobody else builds an event, counts a private step or sizes a noise. So
+what the accountant is told and what the program does cannot differ. What is not sound cannot be built: the
+error names the fix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.errors import UserError
+from tacit.privacy.accountants import check_delta
+from tacit.privacy.bits import Bits, Ids
+from tacit.privacy.bounding import Bounding
+from tacit.privacy.calibration import solve_noise
+from tacit.privacy.clipping import Clip
+from tacit.privacy.events import Relation, Spend
+from tacit.privacy.gaussian import SMALLEST_DELTA
+from tacit.privacy.ledger import Charge, Header, Part
+from tacit.privacy.sampling import Sampling
+from tacit.privacy.totals import Profile
+from tacit.vector import Layout, Vectors
+
+Unit = Literal["client", "example"]
+Entropy = Literal["os", "seed"]
+State = dict[str, float]
+"""What a mechanism remembers between rounds: plain numbers, saved with every checkpoint."""
+
+COHORT, RELEASE, QUANTILE = 1, 2, 3
+"""Purposes of named bits in a simulation."""
+
+
+def _one(records: int) -> int:
+    return 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What of a run decides its cost. All of it counts as public."""
+
+    population: int
+    """Clients."""
+    seed: int = 0
+    """Names what may be repeated: the cohorts of an example-level run, and everything in a simulation."""
+    sizes: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Training records of each client (example level)."""
+    batch: int = 1
+    """Expected records in a batch (example level)."""
+    steps: Callable[[int], int] = _one
+    """Batches that a client with so many records draws in a round (example level)."""
+    queries: int = 1
+    """Gradients asked of each batch (example level)."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What is known of a round's uploads when they are in."""
+
+    drawn: int
+    """Clients in the cohort."""
+    arrived: int
+    """Those whose upload is in the sum; the others' was not finite."""
+    within: int = 0
+    """Those whose norm was within the clipping norm in force."""
+    weight: float = 0.0
+    """The sum of their weights."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Someone who looks at the run, and the ε that holds against them (None: no guarantee)."""
+
+    who: str
+    epsilon: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """A mechanism's sentences in the statement."""
+
+    sampling: str
+    clipping: str
+    noise: str
+    observers: tuple[Observer, ...]
+    not_covered: tuple[str, ...]
+
+
+class Aggregation(Protocol):
+    """How a round's clients are drawn and what the server learns of their uploads, with or without a
+    guarantee.
+    """
+
+    @property
+    def clients_release(self) -> bool:
+        """Whether what a client sends is already a release, so that the charge must come before it."""
+
+    def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
+        """The clients of a round, sorted. `attempt`: how often this round was charged before."""
+
+    def charge(self, round: int, cohort: Ids, workload: Workload) -> Charge | None:
+        """What the round costs; None if nothing is claimed."""
+
+    def init(self) -> State:
+        """The state before the first round."""
+
+    def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding | None:
+        """What each client does to its upload before it is added to the others; None for nothing."""
+
+    def release(
+        self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
+    ) -> tuple[Vectors | None, State]:
+        """The mean upload and the next state; None when there is nothing to release.
+
+        The only way from uploads to the server. Its charge is on disk before this is called. `total` may be
+        overwritten.
+        """
+
+    def expected(self, population: int) -> float:
+        """Expected clients in a cohort."""
+
+
+@dataclass(frozen=True)
+class Mechanism(Aggregation):
+    """What private mechanisms share. A subclass is one file of this folder and one line of its registry."""
+
+    noise: float
+    """Noise multiplier z: the noise's standard deviation ÷ the clipping norm, on the sum."""
+    delta: float
+    clip: Clip
+    sampling: Sampling
+    """How cohorts are drawn from the population of clients."""
+    epsilon: float | None = None
+    """The budget: no round is played that would take ε beyond it."""
+    entropy: Entropy = "os"
+    """Where coins and noise come from; "seed" makes the run a repeatable simulation without a claim."""
+
+    unit: ClassVar[Unit]
+    kind: ClassVar[str]
+    """Its name in the registry and in a saved statement."""
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if self.delta < SMALLEST_DELTA:
+            raise UserError(
+                f"δ = {self.delta:g} is below what a cipher with a 256-bit key can be trusted for; "
+                f"choose δ ≥ {SMALLEST_DELTA:.0e}"
+            )
+        if not 0 <= self.noise < math.inf:
+            raise UserError(f"privacy.noise {self.noise}: choose a multiplier ≥ 0, such as 1.0")
+        if self.noise > 0 and math.isinf(self.clip.bound):
+            raise UserError("privacy.clip is infinite, so no noise is enough; set a clip, or noise to 0")
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise UserError(f"privacy.epsilon {self.epsilon}: choose a budget > 0, or leave it out for none")
+        if self.epsilon is not None and self.noise == 0:
+            raise UserError(
+                "privacy.noise is 0 and privacy.epsilon sets a budget, which not one round can keep; "
+                "set the noise (`tacit plan --epsilon …` finds it) or drop the budget"
+            )
+
+    @property
+    def sums_integers(self) -> bool:
+        """Whether uploads are summed as whole numbers of a grid."""
+        raise NotImplementedError
+
+    # --- what is claimed --------------------------------------------------------------------------------
+
+    @property
+    def relation(self) -> Relation:
+        """Which data sets are neighbours."""
+        raise NotImplementedError
+
+    @property
+    def simulated(self) -> bool:
+        """Named coins and noise can be repeated by whoever knows the name, so nothing is claimed."""
+        return self.entropy == "seed"
+
+    def expected(self, population: int) -> float:
+        """Expected clients in a cohort."""
+        return self.sampling.expected(population)
+
+    def bits(self, *name: int) -> Bits:
+        """The stream for one draw or release: secret, or named in a simulation."""
+        return Bits.named(*name) if self.simulated else Bits.secret()
+
+    # --- what the accountant is told --------------------------------------------------------------------
+
+    def charge(self, round: int, cohort: Ids, workload: Workload) -> Charge:
+        """What a round with this cohort costs."""
+        raise NotImplementedError
+
+    def costliest(self, workload: Workload) -> Part:
+        """A part that no charge of such a run exceeds, for anyone."""
+        raise NotImplementedError
+
+    def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
+        """What `rounds` rounds at this noise will have cost: the worst of these is the run's."""
+        raise NotImplementedError
+
+    def header(self, workload: Workload, data: str) -> Header:
+        """The first line of the run's ledger; `data` is a fingerprint of what it protects."""
+        return Header(self.unit, self.delta, self.costliest(workload), data, self.simulated)
+
+    def calibrated(self, workload: Workload, rounds: int) -> Self:
+        """The same with the least noise of three digits that keeps `rounds` rounds within the budget."""
+        assert self.epsilon is not None
+        noise = solve_noise(lambda z: self.planned(workload, rounds, z), self.epsilon, self.delta)
+        return replace(self, noise=noise)
+
+    # --- what a person is told --------------------------------------------------------------------------
+
+    def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
+        """The statement's sentences, for a run whose worst client has these totals."""
+        raise NotImplementedError
+
+    def warnings(self, workload: Workload) -> list[str]:
+        """What is allowed but probably not meant."""
+        raise NotImplementedError
+
+    def _loose_delta(self, units: int, what: str) -> list[str]:
+        if self.delta < 1 / units:
+            return []
+        return [
+            f"δ = {self.delta:g} is not below 1 ÷ {units:,} {what}: publishing one of them at random "
+            f"would pass; choose δ below {1 / units:.1g}"
+        ]
+
+    @property
+    def _source(self) -> str:
+        return (
+            "a name that can be repeated"
+            if self.simulated
+            else "a cipher keyed by the operating system's entropy"
+        )
+
+
+NOT_COVERED = (
+    "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact",
+    "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
+    "what the run's folder holds beside the model: clients' own states, and which clients wrote one when",
+    "a run that ends because a client's code failed: that it did is seen, whatever data it failed on",
+    "how long anything takes",
+)
+"""What no mechanism here covers. Where the model began is the ledger's business: see its carried charges."""

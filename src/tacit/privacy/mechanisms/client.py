@@ -1,0 +1,219 @@
+"""Client level: whole clients are protected, and the sum of their uploads is the private query.
+
+Unit: one client with all its data. Each round, a cohort is drawn, each client's upload is bounded to norm C
+and put on the grid, the whole numbers are summed, and the server adds a rounded Gaussian and divides by the
+constant expected cohort. Sensitivity: 2ᵇ grid units under add-or-remove-one (Poisson cohorts), twice that
+under replace-one (cohorts of a fixed size). The noise has standard deviation z·2ᵇ units. See
+`tacit.privacy.grid` and `tacit.privacy.gaussian` for why the accountant's ε is that of the released bits.
+
+>>> import numpy as np
+>>> from tacit.privacy import Clip, Poisson
+>>> mechanism = ClientLevel(noise=1.0, delta=1e-5, clip=Clip(0.5), sampling=Poisson(0.1))
+>>> mechanism.charge(3, np.array([4, 17]), Workload(population=100)).parts
+(Part(event=PoissonGaussian(rate=0.1, noise=1.0), steps=1, clients=None),)
+
+Noise in shares (`noise_at: clients`). Each client adds a rounded Gaussian of variance (z·2ᵇ)²/m, m the
+drawn cohort, and the server tops up for those who dropped out. A sum of rounded Gaussians is not a rounded
+Gaussian, but by Poisson summation its probabilities are those of round(N + U₂ + … + U_m), N Gaussian with
+the whole variance and U_i independent uniforms on ±½, but for a relative error of order exp(−π²s²), s the
+smallest share's standard deviation in units. That is post-processing of the Gaussian mechanism; s ≥ 16 is
+required, so the error is below 10⁻¹⁰⁰⁰.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from tacit.errors import UserError
+from tacit.privacy.bits import Ids
+from tacit.privacy.bounding import Bounding
+from tacit.privacy.events import FixedSizeGaussian, PoissonGaussian, Relation, SampledGaussian, Spend
+from tacit.privacy.gaussian import add_rounded_gaussian_
+from tacit.privacy.grid import Grid
+from tacit.privacy.ledger import Charge, Part
+from tacit.privacy.mechanisms.base import (
+    COHORT,
+    NOT_COVERED,
+    RELEASE,
+    Arrivals,
+    Description,
+    Mechanism,
+    Observer,
+    State,
+    Unit,
+    Workload,
+)
+from tacit.privacy.sampling import Poisson, Sampling
+from tacit.privacy.totals import Profile
+from tacit.vector import Layout, Vectors
+
+NoiseAt = Literal["server", "clients"]
+LEAST_SHARE = 16.0
+"""Least standard deviation of a client's share of the noise, in grid units."""
+
+
+def round_event(sampling: Sampling, population: int, noise: float) -> SampledGaussian:
+    """One round, as the accountant knows it."""
+    if isinstance(sampling, Poisson):
+        return PoissonGaussian(sampling.rate, noise)
+    return FixedSizeGaussian(sampling.size, population, noise)
+
+
+@dataclass(frozen=True)
+class ClientLevel(Mechanism):
+    """Independent noise on each round's sum."""
+
+    noise_at: NoiseAt = "server"
+    """One draw on the server, or a share from each client of the cohort."""
+
+    unit: ClassVar[Unit] = "client"
+    kind: ClassVar[str] = "client"
+
+    @property
+    def relation(self) -> Relation:
+        return "add-remove" if isinstance(self.sampling, Poisson) else "replace-one"
+
+    @property
+    def clients_release(self) -> bool:
+        return self.noise_at == "clients"
+
+    @property
+    def sums_integers(self) -> bool:
+        """Whether uploads are summed as whole numbers; without noise nothing is claimed, and floats do."""
+        return self.noise > 0
+
+    def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
+        return self.sampling.draw(self.bits(workload.seed, round, attempt, COHORT), workload.population)
+
+    def charge(self, round: int, cohort: Ids, workload: Workload) -> Charge:
+        return Charge(round, (self.costliest(workload),))
+
+    def costliest(self, workload: Workload) -> Part:
+        return Part(round_event(self.sampling, workload.population, self.noise))
+
+    def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
+        return [{round_event(self.sampling, workload.population, noise): rounds}]
+
+    def init(self) -> State:
+        return {}
+
+    def clipping_norm(self, state: State) -> float:
+        """C, as it is in force."""
+        return self.clip.bound
+
+    @property
+    def sum_noise(self) -> float:
+        """The multiplier of the noise on the sum of uploads."""
+        return self.noise
+
+    def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding:
+        bound = self.clip.bind(sizes, layout, self.clipping_norm(state))
+        if not self.sums_integers:
+            return Bounding(bound)
+        grid = self.grid(state, bound.dimension)
+        if self.noise_at == "server" or not drawn:
+            return Bounding(bound, grid)
+        share = self.std(grid) / math.sqrt(drawn)
+        if share < LEAST_SHARE:
+            raise UserError(
+                f"privacy.noise_at: noise {self.noise:g} in {drawn:,} shares is too little to be added in "
+                "whole "
+                "numbers; raise the noise, or let the server make it"
+            )
+        return Bounding(bound, grid, share)
+
+    def grid(self, state: State, dimension: int) -> Grid:
+        """The grid for uploads of so many coordinates together."""
+        return Grid.fit(self.clipping_norm(state), dimension, self.sum_noise)
+
+    def std(self, grid: Grid) -> float:
+        """Standard deviation of the noise on a sum, in the grid's units."""
+        return self.sum_noise * grid.radius
+
+    def release(
+        self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
+    ) -> tuple[Vectors, State]:
+        """Noise the sum, divide it by the constant expected cohort. An empty cohort gets the same noise.
+
+        With noise in shares, those of `drawn` clients that did not arrive took a part of it away; the
+        server adds that part.
+        """
+        expected = self.expected(workload.population)
+        if not self.sums_integers:
+            return {name: vector.div_(expected) for name, vector in total.items()}, state
+        missing = 1.0
+        if self.noise_at == "clients" and arrivals.drawn:
+            missing = 1 - arrivals.arrived / arrivals.drawn
+        grid = self.grid(state, sum(vector.numel() for vector in total.values()))
+        bits = self.bits(workload.seed, round, attempt, RELEASE)
+        mean: Vectors = {}
+        for name, vector in total.items():
+            add_rounded_gaussian_(vector, self.std(grid) * math.sqrt(missing), bits)
+            mean[name] = grid.decoded(vector, 1 / expected)
+        return mean, state
+
+    # --- what a person is told --------------------------------------------------------------------------
+
+    def warnings(self, workload: Workload) -> list[str]:
+        return self._loose_delta(workload.population, "clients")
+
+    def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
+        if isinstance(self.sampling, Poisson):
+            sampled = f"each of {population:,} clients with probability {self.sampling.rate:g}, every round"
+        else:
+            sampled = f"{self.sampling.size:,} of {population:,} clients, without replacement, every round"
+        maker = "the server"
+        if self.noise_at == "clients":
+            maker = (
+                "the clients of the cohort in equal shares, topped up by the server for those who dropped out"
+            )
+        covered = [*NOT_COVERED]
+        covered.append(
+            "how many clients there are: the sampling rate is made from it, so it counts as public"
+        )
+        covered.append("a person who is several clients: protection weakens with their number")
+        if self.noise_at == "clients":
+            covered.append("how many clients are in a cohort: each is told, to size its share of the noise")
+        return Description(
+            sampling=f"Sampling: {sampled}.",
+            clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self._how_clipped}.",
+            noise=(
+                f"Noise: a rounded Gaussian on whole numbers, {self.noise:g} × the clipping norm on every "
+                "sum, made "
+                f"by {maker}, from {self._source}. The accountant's ε is that of the released bits: each "
+                "client's "
+                "upload is rounded to a grid and checked against its bound in whole numbers, sums are "
+                "exact, and "
+                "adding a rounded Gaussian to a whole number is post-processing of the Gaussian mechanism."
+            ),
+            observers=self._observers(epsilon),
+            not_covered=tuple(covered),
+        )
+
+    @property
+    def _how_clipped(self) -> str:
+        return {"global": "over everything", "uniform": "per layer, C/√H each", "dim": "per layer, by size"}[
+            self.clip.per
+        ]
+
+    def _observers(self, epsilon: float) -> tuple[Observer, ...]:
+        models = Observer(
+            "whoever sees every released model, but not who took part",
+            epsilon,
+            "The server's coins stay secret.",
+        )
+        if self.noise_at == "server":
+            return models, Observer(
+                "the server", None, "It sees uploads before the noise and must be trusted."
+            )
+        why = (
+            "Only under secure aggregation is each upload hidden from it. Even then it knows who took "
+            "part, so "
+            "this ε, which counts on secret sampling, is not claimed against it; one upload alone carries "
+            "only "
+            "noise ÷ √cohort."
+        )
+        return models, Observer("the server", None, why)
