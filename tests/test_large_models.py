@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from tacit.config.build import build_base, build_job, build_model
 from tacit.errors import UserError
 from tacit.models import hub
 from tacit.models.trained import Lora, adapt, train_only
+from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.vector import Flat, Layout
 from texts import GPT2, LORA, QUIET, ROBERTA, VIT, text_config, texts
 
@@ -317,9 +319,9 @@ def test_a_private_round_is_the_loop_one_would_write_with_peft(tmp_path: Path) -
             for name, p in moving.items():
                 p.copy_(start[name])
         mine = job.population.train(client)
-        coins, noise = job.privacy.coins(0, 0, 0, client, 0), job.privacy.source(0, 0, 0, client, 1)
+        coins, noise = (job.privacy.bits(0, 0, 0, client, purpose) for purpose in (0, 1))
         for _ in range(2):
-            drawn = mine[coins.random(len(mine)) < 8 / len(mine)]
+            drawn = mine[coins.words(len(mine)) < np.uint64(8 / len(mine) * 2.0**64)]
             gradient = torch.zeros(sum(p.numel() for p in moving.values()))
             for record in drawn:
                 batch = data.train.take([record])
@@ -327,7 +329,11 @@ def test_a_private_round_is_the_loop_one_would_write_with_peft(tmp_path: Path) -
                 loss = nn.functional.cross_entropy(logits, batch["y"])
                 g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(moving.values()))])
                 gradient += g * min(1.0, 0.5 / float(g.norm()))
-            noise.add_(gradient, 0.7 * 0.5)
+            units, whole = 2.0**20, torch.zeros(len(gradient), dtype=torch.int64)
+            add_rounded_gaussian_(whole, units, noise)
+            std = job.privacy.std(len(gradient), 8)
+            assert 0.7 * 0.5 < std < 0.7 * 0.5 * 1.005  # a little for float32 and the grid
+            gradient += whole * (std / units)
             with torch.no_grad():
                 parts = gradient.split([p.numel() for p in moving.values()])
                 for p, part in zip(moving.values(), parts, strict=True):

@@ -17,7 +17,6 @@ import tacit
 from tacit.algorithms import Algorithm, FedAvg
 from tacit.config.build import build_job
 from tacit.engine import InProcess, Order, Visit
-from tacit.federation import PrivateRelease
 from tacit.federation.statements import LEDGER
 from tacit.gradients import ClippedGradient
 from tacit.vector import Layout, Vectors, read_values
@@ -177,22 +176,11 @@ def test_an_interrupted_run_leaves_the_servers_model_behind(config, dataset) -> 
 
 
 def test_the_size_of_a_cohort_is_told_only_to_those_who_need_it(config, dataset, tmp_path: Path) -> None:
-    for place, drawn in (("server", 0), ("clients", 3)):
+    """What clients are sent may depend on the cohort only where they make the noise."""
+    for place in ("server", "clients"):
         job = build_job(config(privacy={**CLIENT, "noise_at": place}), tmp_path / place, dataset=dataset)
-        release = PrivateRelease(job.privacy, job, weighted=False)
-        (tmp_path / place).mkdir()
-        release.open(tmp_path / place, {})
-        assert release.prepare(Order(0, 0.1), np.arange(3)).drawn == drawn
-        release.close()
-
-
-def test_weights_are_refused_wherever_they_come_from(config, dataset, tmp_path: Path) -> None:
-    job = build_job(config(privacy=CLIENT), tmp_path, dataset=dataset)
-    release = PrivateRelease(job.privacy, job, weighted=False)
-    with pytest.raises(tacit.UserError, match="uniform"):
-        release.prepare(Order(0, 0.1, weighted=True), np.arange(3))
-    with pytest.raises(tacit.UserError, match="the job's privacy"):
-        PrivateRelease(job.privacy, replace(job, privacy=None), weighted=False)
+        three, four = (job.privacy.bounding({}, job.upload_sizes, job.layout, drawn) for drawn in (3, 4))
+        assert (three == four) == (place == "server")
 
 
 # --- the ledger -------------------------------------------------------------------------------------------

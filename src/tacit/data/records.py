@@ -61,6 +61,14 @@ class Timed(Protocol):
         """How long each record is, for batches by seconds."""
 
 
+@runtime_checkable
+class Raw(Protocol):
+    """Records that show their contents as they came, so that data can be recognised under another name."""
+
+    def raw(self, index: int) -> bytes:
+        """One record's contents, before anything was made of them; without its user."""
+
+
 class ArrayRecords:
     """Records held in arrays, in memory or memory-mapped from `.npy` files.
 
@@ -129,6 +137,9 @@ class ArrayRecords:
         elif self.size is not None:
             x = x.new_zeros(0, x.shape[1], self.size, self.size)
         return {**batch, "x": x}
+
+    def raw(self, index: int) -> bytes:
+        return self.x[index].tobytes() + self.y[index].tobytes()
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = tuple(packed(a) for a in (self.x, self.y, self._users))

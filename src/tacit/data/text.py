@@ -110,6 +110,12 @@ class TextRecords:
     def users(self) -> NDArray[Any] | None:
         return self._users
 
+    def raw(self, index: int) -> bytes:
+        """The text itself, and its class: no token is made for this."""
+        texts = [texts.at(np.array([index]))[0] for texts in (self._texts, self._pairs) if texts is not None]
+        label = "" if self._labels is None else str(self._labels[index])
+        return "\0".join([label, *texts]).encode()
+
     def take(self, indices: Indices) -> Batch:
         rows = self._tokens(np.asarray(indices))
         lengths = rows[:, 0].astype(np.int64) - 1

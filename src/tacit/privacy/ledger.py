@@ -339,7 +339,7 @@ def _refuse_first_version(path: Path, line: bytes) -> None:
         version = json.loads(line).get("ledger")
     except (ValueError, AttributeError):
         return
-    if version != VERSION:
+    if version not in (None, VERSION):
         raise UserError(
             f"{path} was written by another version of this program (ledger {version}, not {VERSION}). "
             "Ledgers of "

@@ -87,6 +87,11 @@ class SpeechRecords:
         """The tokens of one utterance."""
         return self._tokens[self._token_offsets[index] : self._token_offsets[index + 1]]
 
+    def raw(self, index: int) -> bytes:
+        """An utterance's features and transcript."""
+        sound = self._x[self._offsets[index] : self._offsets[index + 1]]
+        return sound.tobytes() + self.transcript(index).tobytes()
+
     def take(self, indices: Indices) -> Batch:
         frames = self._offsets[indices + 1] - self._offsets[indices]
         lengths = self._token_offsets[indices + 1] - self._token_offsets[indices]
