@@ -5,10 +5,9 @@ Each test opens one such door on purpose and looks whether something comes throu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn

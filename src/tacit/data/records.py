@@ -139,7 +139,7 @@ class ArrayRecords:
         return {**batch, "x": x}
 
     def raw(self, index: int) -> bytes:
-        return self.x[index].tobytes() + self.y[index].tobytes()
+        return bytes(self.x[index].tobytes() + self.y[index].tobytes())
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = tuple(packed(a) for a in (self.x, self.y, self._users))

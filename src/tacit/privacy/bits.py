@@ -16,6 +16,7 @@ random key cannot be told from random bits.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from hashlib import sha256
 
 import numpy as np
@@ -35,11 +36,11 @@ _ZEROS = bytes(8 * _CHUNK)
 class Bits:
     """An endless stream of uniform 64-bit words; `named` says whether somebody else could make it too."""
 
-    def __init__(self, key: bytes, named: bool) -> None:
-        """`key`: 32 bytes, never used for another stream."""
+    def __init__(self, key: bytes, named: bool, part: int = 0) -> None:
+        """`key`: 32 bytes, never used for another stream; `part`: which 2⁶⁴ blocks of its counter."""
         self.is_named = named
-        self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
-        self._buffer = bytearray(8 * _CHUNK)
+        self._key, self._parts = key, 0
+        self._stream = Cipher(AES(key), CTR(part.to_bytes(8) + bytes(8))).encryptor()
 
     @classmethod
     def secret(cls) -> Bits:
@@ -51,13 +52,17 @@ class Bits:
         """The stream of a name such as (run seed, round, purpose). For simulations only."""
         return cls(sha256(repr(("tacit", *(int(part) for part in name))).encode()).digest(), named=True)
 
+    def parts(self, count: int) -> Iterator[Bits]:
+        """`count` further streams that share nothing with this one or with each other."""
+        first = self._parts + 1
+        self._parts += count
+        return (Bits(self._key, self.is_named, part) for part in range(first, first + count))
+
     def words(self, count: int) -> Words:
-        """The next `count` words of the stream, in memory that the next call may overwrite."""
+        """The next `count` words of the stream."""
         if count > _CHUNK:
-            return np.concatenate([self.words(part).copy() for part in _parts(count)])
-        view = memoryview(_ZEROS)[: 8 * count]
-        self._stream.update_into(view, memoryview(self._buffer)[: 8 * count])
-        return np.frombuffer(self._buffer, np.uint64, count)
+            return np.concatenate([self.words(part) for part in _parts(count)])
+        return np.frombuffer(self._stream.update(memoryview(_ZEROS)[: 8 * count]), np.uint64)
 
     def integer(self) -> int:
         """64 bits as a number."""

@@ -44,14 +44,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.errors import UserError
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
-from tacit.privacy.gaussian import STRETCH, rounded_gaussian
+from tacit.privacy.gaussian import for_each_stretch
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
@@ -203,11 +203,18 @@ class ExampleLevel(Mechanism):
         dimension = gradients.numel()
         grid = self._grid(dimension)
         std, unit = self._units(grid, dimension, batch), grid.unit
-        for stretch in torch.split(gradients, STRETCH):
-            whole = np.rint(stretch.double().numpy() / unit)
-            whole += rounded_gaussian(len(whole), std, bits)
+        sums = gradients.numpy()
+
+        def add(start: int, noise: NDArray[np.int64]) -> None:
+            stretch = sums[start : start + len(noise)]
+            whole = stretch.astype(np.float64)
+            whole /= unit
+            np.rint(whole, out=whole)
+            whole += noise
             whole *= unit / batch
-            stretch.copy_(torch.from_numpy(whole))
+            stretch[:] = whole
+
+        for_each_stretch(dimension, std, bits, add)
         return gradients
 
     # --- what a person is told --------------------------------------------------------------------------
