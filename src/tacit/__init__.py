@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
-    from tacit.api import export, load, resume, run, statement, trained
+    from tacit.api import export, ledger, load, resume, run, statement, trained
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result
@@ -21,6 +21,7 @@ __all__ = [
     "Result",
     "UserError",
     "export",
+    "ledger",
     "load",
     "resume",
     "run",
@@ -35,6 +36,7 @@ _HOME = {
     "Result": "tacit.federation",
     "UserError": "tacit.errors",
     "export": "tacit.api",
+    "ledger": "tacit.api",
     "load": "tacit.api",
     "resume": "tacit.api",
     "run": "tacit.api",

@@ -281,8 +281,7 @@ def build_privacy(
     if section.unit == "example" and options:
         raise UserError(
             "privacy.noise_at and privacy.adaptive are for whole clients; at example level each client "
-            "noises its "
-            "own gradients: leave them out, or set unit: client"
+            "noises its own gradients: leave them out, or set unit: client"
         )
     mechanism = MECHANISMS[kind](
         noise=1.0 if section.noise is None else section.noise,

@@ -26,13 +26,13 @@ LINEAGE = "lineage.json"
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A run whose model this one began with: its data, and what it spent on them (None: it had no
-    guarantee).
+    """A run whose model this one began with: its data (None: not known), and what it spent on them (None:
+    it had no guarantee).
     """
 
-    data: Identity
-    unit: str | None
-    charge: Charge | None
+    data: Identity | None = None
+    unit: str | None = None
+    charge: Charge | None = None
 
 
 def write_lineage(folder: Path, data: Identity, ancestors: Sequence[Ancestor]) -> None:
@@ -54,28 +54,23 @@ def read_lineage(folder: Path) -> tuple[Identity, list[Ancestor]]:
 def ancestry(start: str | Path | None) -> list[Ancestor]:
     """All runs that a model from `start` has seen: the run that made it, and those before that.
 
-    `start` may be a run's folder, an export of one, or the file of weights inside either. A file that
-    stands alone tells nothing, and so is nobody's.
+    `start` may be a run's folder, an export of one, or the file of weights inside either. Weights that stand
+    alone do not tell what they were trained on: a private run takes them only if the config calls them
+    public.
     """
     if start is None:
         return []
     place = Path(start).expanduser()
     folder = place if place.is_dir() else place.parent
     if not (folder / LINEAGE).exists():
-        if (folder / "config.yaml").exists():
-            raise UserError(
-                f"model.start: {folder} does not say which data it was trained on ({LINEAGE} is missing: "
-                "it is of an "
-                "earlier version, or incomplete); set model.public: true if they need no protection"
-            )
-        return []
+        return [Ancestor()]
     data, before = read_lineage(folder)
     if not (folder / LEDGER).exists():
-        return [*before, Ancestor(data, None, None)]
+        return [*before, Ancestor(data)]
     contents = read_ledger(folder)
     if contents.header.simulation or not contents.rounds:
         unprotected = contents.header.simulation
-        return [*before, *([Ancestor(data, None, None)] if unprotected else [])]
+        return [*before, *([Ancestor(data)] if unprotected else [])]
     return [*before, Ancestor(data, contents.header.unit, _merged(contents))]
 
 
@@ -85,24 +80,26 @@ def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Heade
     """
     charges: dict[str, Charge] = {}
     for ancestor in ancestors:
+        if ancestor.data is None:
+            raise UserError(
+                f"model.start: nothing says which data that model was trained on (there is no {LINEAGE} "
+                "beside it), so nobody can say what it shows of those that this run protects; start from a run's "
+                "folder, or set model.public: true if its data need no protection"
+            )
         if not ancestor.data.overlaps(data):
             continue
         if ancestor.charge is None or any(_noiseless(part) for part in ancestor.charge.parts):
             raise UserError(
-                f"model.start: that model was trained on {ancestor.data.name} without a guarantee, and "
-                "this run would "
-                "protect some of the same data, which the model may already show; start from another one, "
-                "or set "
-                "model.public: true if those records need no protection"
+                f"model.start: that model was trained on {ancestor.data.name} without a guarantee, and this "
+                "run would protect some of the same data, which the model may already show; start from "
+                "another one, or set model.public: true if those records need no protection"
             )
         relation = ancestor.charge.parts[0].event.relation
         if (ancestor.unit, relation) != (header.unit, header.relation):
             raise UserError(
                 f"model.start: that model's guarantee is of {ancestor.unit} level ({relation}) and this "
-                "run's of "
-                f"{header.unit} level ({header.relation}), on some of the same data; the two do not add "
-                "up: keep "
-                "unit and sampling, or start from another model"
+                f"run's of {header.unit} level ({header.relation}), on some of the same data; the two do not "
+                "add up: keep unit and sampling, or start from another model"
             )
         assert ancestor.charge.carried is not None
         same = ancestor.data.fingerprint == data.fingerprint
@@ -134,7 +131,8 @@ def _for_everyone(charge: Charge) -> Charge:
 
 def _plain(ancestor: Ancestor) -> dict[str, Any]:
     charge = ancestor.charge
-    plain: dict[str, Any] = {"data": ancestor.data.to_json(), "unit": ancestor.unit, "charge": None}
+    data = None if ancestor.data is None else ancestor.data.to_json()
+    plain: dict[str, Any] = {"data": data, "unit": ancestor.unit, "charge": None}
     if charge is not None:
         assert charge.carried is not None
         plain["charge"] = {
@@ -147,9 +145,10 @@ def _plain(ancestor: Ancestor) -> dict[str, Any]:
 
 
 def _read(plain: dict[str, Any]) -> Ancestor:
-    data, charge = Identity.from_json(plain["data"]), plain["charge"]
+    charge = plain["charge"]
+    data = None if plain["data"] is None else Identity.from_json(plain["data"])
     if charge is None:
-        return Ancestor(data, plain["unit"], None)
+        return Ancestor(data, plain["unit"])
     parts = tuple(
         Part(read_event(event), int(steps), None if clients is None else tuple(clients))
         for event, steps, clients in charge["parts"]

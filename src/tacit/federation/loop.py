@@ -442,9 +442,8 @@ class Federation:
         self._metrics_size = int(saved.facts["metrics_bytes"])
         if "release" in saved.facts:
             raise UserError(
-                f"{self.folder} was saved by an earlier version of this program, whose noise and ledger "
-                "were others; "
-                "start a new run"
+                f"{self.folder} was saved by an earlier version of this program, whose noise and ledger were "
+                "others; start a new run"
             )
         self._mechanism_state = saved.facts["mechanism"]
         self._spent = saved.facts[SPENT]

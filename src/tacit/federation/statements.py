@@ -73,9 +73,8 @@ def refuse_less_than_saved(contents: Contents, saved: Mapping[str, Any]) -> None
         )
     if contents.hashes[known] != saved["head"]:
         raise UserError(
-            f"{contents.path} is not the ledger that the checkpoint was saved with (a copy of this run "
-            "went on by "
-            "itself, or another ledger was put here); restore the one that belongs here"
+            f"{contents.path} is not the ledger that the checkpoint was saved with (a copy of this run went "
+            "on by itself, or another ledger was put here); restore the one that belongs here"
         )
 
 

@@ -95,8 +95,7 @@ def _refuse_mixed(headers: Sequence[Header]) -> None:
     if len({(header.unit, header.relation) for header in headers}) > 1:
         raise UserError(
             "these runs protect different units or speak of different neighbours, and their guarantees do "
-            "not add "
-            "up; give runs of one unit and one kind of sampling"
+            "not add up; give runs of one unit and one kind of sampling"
         )
     if len({header.simulation for header in headers}) > 1:
         raise UserError("some of these runs are simulations, which claim nothing; leave them out")

@@ -66,8 +66,7 @@ class Grid:
         if bits < root.bit_length() + COARSE:
             raise UserError(
                 f"privacy.noise {noise:g}: so much noise on {dimension:,} coordinates cannot be sampled "
-                "exactly; "
-                f"lower it below {LARGEST_STD / 2 ** (root.bit_length() + COARSE + 1):.2g}"
+                f"exactly; lower it below {LARGEST_STD / 2 ** (root.bit_length() + COARSE + 1):.2g}"
             )
         margin = -(-root // 2) + 1
         return Grid(bits, clip / ((1 << bits) - margin))

@@ -22,9 +22,10 @@ charges.
 Rules
 -----
 - A round that is played again after a crash is charged again: nobody knows what the first one let out.
-- Every line holds the hash of the line before it and its own, over exactly the bytes that are there; keys
-  and types are as they must be or the file is refused. So a changed, missing or moved line is noticed, and
-  two copies of a ledger that both went on can be told from each other.
+- Every line holds the hash of the line before it, a random number and its own hash, over exactly the bytes
+  that are there; keys and types are as they must be or the file is refused. So a changed, missing or moved
+  line is noticed, and two copies of a ledger that both went on can be told from each other even if they
+  charged the same.
 - A last line that is cut off belongs to a charge that never returned, so nothing was released for it. It is
   counted all the same, as the most expensive charge the run could have made.
 - The file is created with its first line in one step, only if there is none, and locked before it is read or
@@ -288,8 +289,7 @@ def _refuse_other(path: Path, found: Header, wanted: Header) -> None:
     if found.data != wanted.data:
         raise UserError(
             f"{path} protects other data than the run has now (clients or records were added, removed or "
-            "changed), "
-            "so its charges would belong to others; restore the data, or start a new run"
+            "changed), so its charges would belong to others; restore the data, or start a new run"
         )
     if found.simulation and not wanted.simulation:
         raise UserError(f"{path} is of a simulation, whose noise is known; start a new run for a guarantee")
@@ -299,8 +299,7 @@ def _refuse_other(path: Path, found: Header, wanted: Header) -> None:
     ):
         raise UserError(
             f"{path}: the run now has rounds that cost more than this ledger was made for (less noise, "
-            "larger "
-            "batches or more steps); start a new run for that"
+            "larger batches or more steps); start a new run for that"
         )
 
 
@@ -342,14 +341,13 @@ def _refuse_first_version(path: Path, line: bytes) -> None:
     if version not in (None, VERSION):
         raise UserError(
             f"{path} was written by another version of this program (ledger {version}, not {VERSION}). "
-            "Ledgers of "
-            "version 1 belong to noise that could be told from the data; start a new run"
+            "Ledgers of version 1 belong to noise that could be told from the data; start a new run"
         )
 
 
 def _line(plain: Mapping[str, Any], before: str) -> tuple[bytes, str]:
     """A line of the file, and its hash."""
-    body = {"after": before, **plain}
+    body = {"after": before, "nonce": secrets.token_hex(8), **plain}
     digest = sha256(_dump(body)).hexdigest()
     return _dump(body | {"hash": digest}) + b"\n", digest
 
@@ -362,6 +360,7 @@ def _checked(line: bytes, before: str) -> tuple[dict[str, Any], str]:
     digest = plain.pop("hash")
     if sha256(_dump(plain)).hexdigest() != digest or plain.pop("after") != before:
         raise ValueError("its hash, or that of the line before it, is another")
+    _typed(plain.pop("nonce"), str)
     return plain, digest
 
 

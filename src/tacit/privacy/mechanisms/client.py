@@ -120,8 +120,7 @@ class ClientLevel(Mechanism):
         if share < LEAST_SHARE:
             raise UserError(
                 f"privacy.noise_at: noise {self.noise:g} in {drawn:,} shares is too little to be added in "
-                "whole "
-                "numbers; raise the noise, or let the server make it"
+                "whole numbers; raise the noise, or let the server make it"
             )
         return Bounding(bound, grid, share)
 
@@ -182,12 +181,10 @@ class ClientLevel(Mechanism):
             clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self._how_clipped}.",
             noise=(
                 f"Noise: a rounded Gaussian on whole numbers, {self.noise:g} × the clipping norm on every "
-                "sum, made "
-                f"by {maker}, from {self._source}. The accountant's ε is that of the released bits: each "
-                "client's "
-                "upload is rounded to a grid and checked against its bound in whole numbers, sums are "
-                "exact, and "
-                "adding a rounded Gaussian to a whole number is post-processing of the Gaussian mechanism."
+                f"sum, made by {maker}, from {self._source}. The accountant's ε is that of the released "
+                "bits: each client's upload is rounded to a grid and checked against its bound in whole "
+                "numbers, sums are exact, and adding a rounded Gaussian to a whole number is "
+                "post-processing of the Gaussian mechanism."
             ),
             observers=self._observers(epsilon),
             not_covered=tuple(covered),
@@ -210,10 +207,8 @@ class ClientLevel(Mechanism):
                 "the server", None, "It sees uploads before the noise and must be trusted."
             )
         why = (
-            "Only under secure aggregation is each upload hidden from it. Even then it knows who took "
-            "part, so "
-            "this ε, which counts on secret sampling, is not claimed against it; one upload alone carries "
-            "only "
-            "noise ÷ √cohort."
+            "Only under secure aggregation is each upload hidden from it. Even then it knows who took part, "
+            "so this ε, which counts on secret sampling, is not claimed against it; one upload alone "
+            "carries only noise ÷ √cohort."
         )
         return models, Observer("the server", None, why)

@@ -238,13 +238,11 @@ class ExampleLevel(Mechanism):
             ),
             clipping=f"Clipping: a record's gradient to norm {self.clip.bound:g}, {per[self.clip.per]}.",
             noise=(
-                f"Noise: a rounded Gaussian on whole numbers, {self.noise:g} × the sensitivity of every "
-                "sum of a "
-                f"batch's gradients, made by each client, from {self._source}. The sensitivity is the "
-                "clipping norm, "
-                f"and {NUMERICAL:.1%} for float32 arithmetic (measured, with a margin of a thousand) and "
-                "the rounding "
-                "of sums to the grid (proved); given it, the accountant's ε is that of the released bits."
+                f"Noise: a rounded Gaussian on whole numbers, {self.noise:g} × the sensitivity of every sum "
+                f"of a batch's gradients, made by each client, from {self._source}. The sensitivity is the "
+                f"clipping norm, and {NUMERICAL:.1%} for float32 arithmetic (measured, with a margin of a "
+                "thousand) and the rounding of sums to the grid (proved); given it, the accountant's ε is "
+                "that of the released bits."
             ),
             observers=(
                 Observer(

@@ -1,0 +1,270 @@
+"""Charges belong to data: every way to lose one between two runs, tried.
+
+A hostile user would split a run in two, start from its own earlier model, move files about, copy a folder and
+go on with both, or change the data between run and resume. Each is either counted in full or refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tacit
+from conftest import blobs
+from tacit.config.build import build_job
+from tacit.data import Population
+from tacit.data.identity import Identity, identify
+from tacit.federation.lineage import LINEAGE
+from tacit.federation.statements import LEDGER
+from tacit.privacy import PoissonGaussian, epsilon
+from tacit.privacy.ledger import Ledger
+
+CLIENT = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
+EXAMPLE = {"unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
+EVENT = PoissonGaussian(5 / 12, 1.0)
+
+
+def cost(*spends: tuple[PoissonGaussian, int]) -> float:
+    return epsilon(dict(spends), 1e-3).value
+
+
+def start(place: str, public: bool = False) -> dict[str, Any]:
+    return {"name": "mlp", "hidden": [8], "start": place, "public": public}
+
+
+# --- starting from another run ----------------------------------------------------------------------------
+
+
+def test_a_start_from_a_private_run_takes_its_charges_along(config, dataset) -> None:
+    tacit.run(config(rounds=3, privacy=CLIENT), "one", dataset=dataset)
+    result = tacit.run(config(rounds=2, privacy=CLIENT, model=start("one")), "two", dataset=dataset)
+    assert result.last("epsilon") == tacit.statement("two").epsilon == cost((EVENT, 5))
+    assert "3 of earlier runs on the same data" in tacit.statement("two").text()
+    other = {**CLIENT, "noise": 2.0}
+    result = tacit.run(config(rounds=1, privacy=other, model=start("two")), "three", dataset=dataset)
+    assert result.last("epsilon") == cost((EVENT, 5), (PoissonGaussian(5 / 12, 2.0), 1))
+    assert tacit.ledger(["one", "two", "three"]).epsilon == result.last("epsilon"), "each counts once"
+    assert tacit.ledger(["three"]).epsilon == result.last("epsilon"), "also where the others are not at hand"
+
+
+def test_the_budget_counts_what_was_carried_over(config, dataset) -> None:
+    tacit.run(config(rounds=3, privacy=CLIENT), "one", dataset=dataset)
+    budget = {**CLIENT, "epsilon": cost((EVENT, 4)) + 1e-9}
+    result = tacit.run(config(rounds=4, privacy=budget, model=start("one")), "two", dataset=dataset)
+    assert result.stopped is not None and len(result.metrics) == 1
+
+
+@pytest.mark.parametrize("privacy", [CLIENT, EXAMPLE])
+def test_a_start_from_an_unprotected_run_on_the_same_data_is_refused(config, dataset, privacy) -> None:
+    tacit.run(config(rounds=1), "bare", dataset=dataset)
+    for place in ("bare", "bare/model.safetensors"):
+        if not Path(place).exists():
+            continue
+        with pytest.raises(tacit.UserError, match=r"without a guarantee.*model\.public: true"):
+            tacit.run(config(privacy=privacy, model=start(place)), "two", dataset=dataset)
+        assert not Path("two").exists()
+    result = tacit.run(config(privacy=privacy, model=start("bare", public=True)), "said", dataset=dataset)
+    assert result.finished
+    # A private run in between does not wash the model.
+    tacit.run(config(rounds=1, model=start("bare")), "between", dataset=dataset)
+    with pytest.raises(tacit.UserError, match="without a guarantee"):
+        tacit.run(config(privacy=privacy, model=start("between")), "late", dataset=dataset)
+
+
+def test_noise_of_zero_or_from_a_seed_is_no_guarantee_to_start_from(config, dataset) -> None:
+    for name, change in (("zero", {"noise": 0.0}), ("seeded", {"entropy": "seed"})):
+        tacit.run(config(rounds=1, privacy={**CLIENT, **change}), name, dataset=dataset)
+        with pytest.raises(tacit.UserError, match="without a guarantee"):
+            tacit.run(config(privacy=CLIENT, model=start(name)), "two", dataset=dataset)
+
+
+def test_weights_that_stand_alone_are_of_unknown_origin(config, dataset, tmp_path: Path) -> None:
+    """Copied away from their run, weights no longer tell what they were trained on."""
+    tacit.run(config(rounds=1), "bare", dataset=dataset)
+    tacit.export("bare", "out", dataset=dataset)
+    alone = tmp_path / "elsewhere" / "weights.safetensors"
+    alone.parent.mkdir()
+    shutil.copyfile("out/model.safetensors", alone)
+    with pytest.raises(tacit.UserError, match="nothing says which data"):
+        tacit.run(config(privacy=CLIENT, model=start(str(alone))), "two", dataset=dataset)
+    with pytest.raises(tacit.UserError, match="without a guarantee"):
+        tacit.run(config(privacy=CLIENT, model=start("out")), "two", dataset=dataset)
+    assert tacit.run(config(model=start(str(alone))), "plain", dataset=dataset).finished
+    with pytest.raises(tacit.UserError, match="nothing says which data"):
+        tacit.run(config(privacy=CLIENT, model=start("plain")), "three", dataset=dataset)
+
+
+def test_other_people_owe_nothing(config, dataset) -> None:
+    tacit.run(config(rounds=3), "bare", dataset=dataset)
+    base = blobs(seed=9)
+    users = np.array([f"other-{user}" for user in base.train.users])
+    strangers = tacit.Dataset(
+        "strangers", tacit.ArrayRecords(base.train.x, base.train.y, users=users), base.test, 4, (1, 4, 4)
+    )
+    result = tacit.run(config(rounds=2, privacy=CLIENT, model=start("bare")), "two", dataset=strangers)
+    assert result.last("epsilon") == cost((EVENT, 2))
+
+
+@pytest.mark.parametrize("change", ["renamed", "shortened", "extended", "shuffled"])
+def test_the_same_records_are_recognised_in_other_clothes(config, change: str) -> None:
+    """Without users, by the records themselves: under another name, with some left out, added or moved."""
+    base = blobs(400)
+
+    def data(name: str, x: Any, y: Any) -> tacit.Dataset:
+        return tacit.Dataset(name, tacit.ArrayRecords(x, y), base.test, 4, (1, 4, 4))
+
+    x, y = base.train.x, base.train.y
+    tacit.run(config(rounds=1), "bare", dataset=data("mine", x, y))
+    if change == "shortened":
+        x, y = x[:100], y[:100]
+    elif change == "extended":
+        more = blobs(800, seed=5).train
+        x, y = np.concatenate([more.x, x[:200]]), np.concatenate([more.y, y[:200]])
+    elif change == "shuffled":
+        order = np.random.default_rng(0).permutation(len(x))
+        x, y = x[order], y[order]
+    with pytest.raises(tacit.UserError, match="without a guarantee"):
+        tacit.run(
+            config(privacy=CLIENT, model=start("bare"), data__name="other"),
+            "two",
+            dataset=data("other", x, y),
+        )
+
+
+def test_units_that_do_not_add_up_are_refused(config, dataset) -> None:
+    tacit.run(config(rounds=1, privacy=CLIENT), "clients", dataset=dataset)
+    with pytest.raises(tacit.UserError, match="do not add up"):
+        tacit.run(config(privacy=EXAMPLE, model=start("clients")), "two", dataset=dataset)
+    tacit.run(config(rounds=1, privacy=EXAMPLE), "examples", dataset=dataset)
+    with pytest.raises(tacit.UserError, match="do not add up"):
+        tacit.ledger(["clients", "examples"])
+
+
+def test_example_charges_of_another_partition_fall_on_everyone(config, dataset) -> None:
+    """Clients that are numbered otherwise: whoever paid most before, everyone pays as much now."""
+    local = {"steps": 2, "batch": 6, "lr": 0.1}
+    first = {"kind": "iid", "clients": 12}
+    settings = config(rounds=2, cohort=12, local=local, privacy=EXAMPLE, data__partition=first)
+    one = tacit.run(settings, "one", dataset=dataset)
+    second = {"kind": "iid", "clients": 6}
+    settings = config(
+        rounds=1, cohort=6, local=local, privacy=EXAMPLE, data__partition=second, model=start("one")
+    )
+    two = tacit.run(settings, "two", dataset=dataset)
+    assert two.last("epsilon") == cost((PoissonGaussian(6 / 20, 1.0), 4), (PoissonGaussian(6 / 40, 1.0), 2))
+    assert two.last("epsilon") > one.last("epsilon")
+
+
+# --- resuming ---------------------------------------------------------------------------------------------
+
+
+def longer(folder: str, rounds: int) -> None:
+    settings = Path(folder, "config.yaml")
+    text = settings.read_text()
+    settings.write_text(text.replace(f"rounds: {rounds}", f"rounds: {rounds + 3}"))
+
+
+@pytest.mark.parametrize("privacy", [CLIENT, EXAMPLE])
+@pytest.mark.parametrize("change", ["user deleted", "label", "pixel", "moved", "renamed"])
+def test_a_resume_on_other_data_is_refused(config, privacy, change: str) -> None:
+    """A deleted user would shift which client a charge belongs to."""
+    data = blobs()
+    settings = config(rounds=2, privacy=privacy, cohort=4, data__partition={"kind": "natural"})
+    tacit.run(settings, "run", dataset=data)
+    longer("run", 2)
+    x, y, users = data.train.x.copy(), data.train.y.copy(), np.array(data.train.users)
+    if change == "user deleted":
+        kept = users != users[0]
+        x, y, users = x[kept], y[kept], users[kept]
+    elif change == "label":
+        y[17] = (y[17] + 1) % 4
+    elif change == "pixel":
+        x[101, 0, 2, 3] += 0.001
+    elif change == "moved":
+        users[5], users[6] = users[6], users[5]
+    else:
+        users[users == users[0]] = 77
+    other = tacit.Dataset("blobs", tacit.ArrayRecords(x, y, users=users), data.test, 4, (1, 4, 4))
+    before = Path("run", LEDGER).read_bytes()
+    with pytest.raises(tacit.UserError, match="protects other data"):
+        tacit.resume("run", dataset=other)
+    assert Path("run", LEDGER).read_bytes() == before
+    assert len(tacit.resume("run", dataset=data).metrics) == 5
+
+
+# --- copies -----------------------------------------------------------------------------------------------
+
+
+def test_copies_that_both_went_on_are_noticed_and_both_count(config, dataset) -> None:
+    tacit.run(config(rounds=2, privacy=CLIENT), "run", dataset=dataset)
+    shutil.copytree("run", "copy")
+    assert tacit.ledger(["run", "copy"]).epsilon == cost((EVENT, 2)), "as far as they agree, they are one"
+    for folder in ("run", "copy"):
+        longer(folder, 2)
+        tacit.resume(folder, dataset=dataset)
+    found = tacit.ledger(["run", "copy"])
+    assert found.epsilon == cost((EVENT, 2 + 3 + 3))
+    assert any("both went on" in note for note in found.notes)
+    # The other copy's ledger, as long as this one's own, is not this run's.
+    shutil.copyfile(Path("copy", LEDGER), Path("run", LEDGER))
+    for look in (tacit.statement, lambda folder: tacit.resume(folder, dataset=dataset)):
+        with pytest.raises(tacit.UserError, match="is not the ledger that the checkpoint was saved with"):
+            look("run")
+
+
+def test_an_older_ledger_put_back_is_noticed_by_every_command(config, dataset) -> None:
+    tacit.run(config(rounds=4, privacy=CLIENT), "run", dataset=dataset)
+    file = Path("run", LEDGER)
+    whole = file.read_bytes()
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    for look in (tacit.statement, lambda folder: tacit.resume(folder, dataset=dataset),
+                 lambda folder: tacit.ledger([folder])):  # fmt: skip
+        with pytest.raises(tacit.UserError, match="holds 2 charges where the checkpoint knows of 4"):
+            look("run")
+    with pytest.raises(tacit.UserError, match="holds 2 charges"):
+        tacit.run(config(privacy=CLIENT, model=start("run")), "two", dataset=dataset)
+
+
+# --- public records ---------------------------------------------------------------------------------------
+
+
+def test_public_records_are_of_nobody_who_is_protected(config, dataset) -> None:
+    settings = config(data__public=0.2, data__partition={"kind": "natural"}, privacy=CLIENT, cohort=4)
+    job = build_job(settings, Path("x"), dataset=dataset)
+    users = dataset.train.users
+    public, private = set(users[job.public]), set(users[job.population.indices])
+    assert public and private and public.isdisjoint(private)
+    for kind in ({"kind": "iid", "clients": 6}, {"kind": "dirichlet", "clients": 6, "alpha": 0.5}):
+        job = build_job(
+            config(data__public=0.2, data__partition=kind, privacy=EXAMPLE), Path("x"), dataset=dataset
+        )
+        assert set(job.public.tolist()).isdisjoint(job.population.indices.tolist()) and len(job.public)
+    with pytest.raises(tacit.UserError, match="takes all 12 users"):
+        build_job(config(data__public=0.99, data__partition={"kind": "natural"}), Path("x"), dataset=dataset)
+
+
+# --- the file ---------------------------------------------------------------------------------------------
+
+
+def test_lineage_is_for_its_owner_alone_and_names_the_ledgers_data(config, dataset) -> None:
+    tacit.run(config(rounds=1, privacy=CLIENT), "run", dataset=dataset)
+    file = Path("run", LINEAGE)
+    assert file.stat().st_mode & 0o077 == 0, "it names people"
+    data = Identity.from_json(json.loads(file.read_text())["data"])
+    assert data.fingerprint == Ledger.read(Path("run", LEDGER)).header.data
+
+
+def test_an_identity_does_not_depend_on_how_records_are_prepared() -> None:
+    base = blobs()
+
+    def identity(**options: Any) -> Any:
+        records = tacit.ArrayRecords(base.train.x, base.train.y, **options)
+        return identify("x", Population(records, np.array([0, 120, 240]), np.arange(240)))
+
+    assert identity() == identity(mean=0.5, std=2.0)
+    assert identity().fingerprint != identity(users=np.arange(240)).fingerprint
