@@ -83,8 +83,8 @@ def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Heade
         if ancestor.data is None:
             raise UserError(
                 f"model.start: nothing says which data that model was trained on (there is no {LINEAGE} "
-                "beside it), so nobody can say what it shows of those that this run protects; start from a run's "
-                "folder, or set model.public: true if its data need no protection"
+                "beside it), so nobody can say what it shows of those that this run protects; start from a "
+                "run's folder, or set model.public: true if its data need no protection"
             )
         if not ancestor.data.overlaps(data):
             continue
