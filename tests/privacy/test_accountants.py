@@ -1,6 +1,10 @@
 """ε against printed values, exact formulas and independent bounds."""
 
+import json
 import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -8,8 +12,10 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import optimize, stats
 
 from tacit.errors import UserError
-from tacit.privacy import FixedSizeGaussian, PoissonGaussian, epsilon
+from tacit.privacy import Charge, FixedSizeGaussian, Header, Ledger, Part, PoissonGaussian, epsilon
 from tacit.privacy.accountants import exceeds, pld_epsilon, rdp_epsilon
+from tacit.privacy.events import EVENTS, Event, Relation, plain_event, read_event
+from tacit.privacy.events import event as register
 
 
 @pytest.mark.parametrize(
@@ -182,3 +188,44 @@ def test_relations_do_not_mix_and_delta_is_a_probability() -> None:
 def test_tiny_delta_falls_back_to_rdp() -> None:
     found = epsilon({PoissonGaussian(0.1, 1.0): 10}, 1e-13)
     assert found.pld is None and found.value == found.rdp
+
+
+# --- events of every kind ---------------------------------------------------------------------------------
+
+
+ONE_OF_EACH: list[Event] = [PoissonGaussian(0.1, 1.0), FixedSizeGaussian(3, 40, 1.5)]
+
+
+def test_every_event_survives_being_written_down_and_somebody_knows_its_cost() -> None:
+    assert {event.kind for event in ONE_OF_EACH} == set(EVENTS), "a new kind of event belongs here too"
+    for event in ONE_OF_EACH:
+        plain = json.loads(json.dumps(plain_event(event)))
+        assert plain["kind"] == event.kind and read_event(plain) == event
+        assert 0 < epsilon({event: 3}, 1e-5).value < math.inf
+
+
+def test_an_event_that_no_accountant_knows_survives_a_ledger_and_is_refused(tmp_path: Path) -> None:
+    """A mechanism of one's own may add a kind of event; nobody guesses what it costs."""
+
+    @dataclass(frozen=True)
+    class Whisper(Event):
+        volume: float
+        times: int
+        kind: ClassVar[str] = "whisper"
+        relation: ClassVar[Relation] = "add-remove"
+
+    register(Whisper)
+    try:
+        part = Part(Whisper(0.5, 3), 2)
+        with Ledger.open(tmp_path / "ledger.jsonl", Header("client", 1e-5, part, data="people")) as ledger:
+            ledger.charge(Charge(0, (part,)))
+            with pytest.raises(UserError, match="whisper"):
+                ledger.epsilon()
+        contents = Ledger.read(tmp_path / "ledger.jsonl")
+        assert contents.charges[0].parts == (part,)
+        with pytest.raises(UserError, match="whisper"):
+            epsilon({Whisper(0.5, 3): 1, PoissonGaussian(0.1, 1.0): 1}, 1e-5)
+    finally:
+        del EVENTS["whisper"]
+    with pytest.raises(UserError, match="line 1"):
+        Ledger.read(tmp_path / "ledger.jsonl")

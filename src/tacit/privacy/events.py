@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 Relation = Literal["add-remove", "replace-one"]
 """Which data sets are neighbours: one unit is there or not there, or one is replaced by another."""
@@ -37,8 +37,12 @@ class Event:
         return self.kind, *(getattr(self, field.name) for field in fields(self))
 
     def dp_event(self) -> Any:
-        """The same access as a `dp_accounting.DpEvent`."""
-        raise NotImplementedError
+        """The same access as a `dp_accounting.DpEvent`; one that no accountant supports unless a class says
+        more.
+        """
+        import dp_accounting
+
+        return dp_accounting.UnsupportedDpEvent()
 
     def dominates(self, other: Event) -> bool:
         """Whether this one certainly costs at least as much as `other`."""
@@ -148,13 +152,16 @@ Spend = Mapping[Event, int]
 """Events and how often each happened, in any (adaptive) order."""
 
 
-_TYPES: dict[str, type] = {"int": int, "float": float}
-"""What an event's numbers may be, by their annotation."""
+def _types(cls: type[Event]) -> dict[str, type]:
+    """What each of an event's numbers must be: an int or a float."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def plain_event(event: Event) -> dict[str, Any]:
     """An event as plain values for JSON, its kind first."""
-    return {"kind": event.kind} | {f.name: _TYPES[str(f.type)](getattr(event, f.name)) for f in fields(event)}
+    numbers = {name: kind(getattr(event, name)) for name, kind in _types(type(event)).items()}
+    return {"kind": event.kind} | numbers
 
 
 def read_event(plain: Mapping[str, Any]) -> Event:
@@ -162,7 +169,7 @@ def read_event(plain: Mapping[str, Any]) -> Event:
     cls = EVENTS.get(plain.get("kind", ""))
     if cls is None:
         raise ValueError(f"no event is of kind {plain.get('kind')!r}")
-    wanted = {field.name: _TYPES[str(field.type)] for field in fields(cls)}
+    wanted = _types(cls)
     given = {name: value for name, value in plain.items() if name != "kind"}
     if given.keys() != wanted.keys() or any(type(given[name]) is not kind for name, kind in wanted.items()):
         raise ValueError(f"an event of kind {cls.kind} has {wanted}, not {given}")

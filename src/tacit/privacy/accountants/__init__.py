@@ -83,7 +83,9 @@ def check_delta(delta: float) -> None:
 @lru_cache(maxsize=4096)
 def _refuse_unknown(event: Event) -> None:
     if not rdp.supports(event):
-        raise UserError(f"no accountant knows what {event} costs, so nothing can be claimed for it")
+        raise UserError(
+            f"no accountant knows what an event of kind {event.kind!r} costs ({event}); nothing can be claimed"
+        )
 
 
 def _items(spend: Spend, delta: float) -> Items:
