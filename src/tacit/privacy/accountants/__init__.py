@@ -84,7 +84,7 @@ def check_delta(delta: float) -> None:
 def _refuse_unknown(event: Event) -> None:
     if not rdp.supports(event):
         raise UserError(
-            f"no accountant knows what an event of kind {event.kind!r} costs ({event}); nothing can be claimed"
+            f"no accountant knows what an event of kind {event.kind!r} costs ({event}); nothing is claimed"
         )
 
 
