@@ -8,7 +8,7 @@ loss may arrive where record 1's activations are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tacit.errors import UserError
 from tacit.gradients.plain import Batch, Losses, refuse_shape
-from tacit.gradients.tape import Rule, Tape, Unsupported, tensors_in
+from tacit.gradients.tape import Tape, Unsupported, tensors_in
 
 
 def refuse_mixing_modules(module: nn.Module) -> None:
@@ -49,17 +49,11 @@ class Survey:
     """Bytes that plain training keeps for one record between its forward and its backward pass."""
     kept: int
     """Bytes that book-keeping keeps for one record until the weighted sum."""
-    obstacle: str | None
+    obstacle: Unsupported | None
     """Why book-keeping is not possible, if it is not."""
 
 
-def survey(
-    module: nn.Module,
-    parameters: Mapping[str, Tensor],
-    pair: Batch,
-    losses: Losses,
-    rules: Mapping[Any, Rule],
-) -> Survey:
+def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch], Tape]) -> Survey:
     """Try the model on two records. Leaves the random state as it was; raises if records are mixed."""
     with torch.random.fork_rng():
         state = torch.get_rng_state()
@@ -84,20 +78,14 @@ def survey(
             )
         torch.set_rng_state(state)
         try:
-            return Survey(*_trial(module, parameters, pair, losses, rules), None)
+            return Survey(*_trial(module, pair, losses, tape(pair)), None)
         except Unsupported as obstacle:
-            whole = sum(p.numel() * p.element_size() for p in parameters.values())
-            return Survey(whole, 2 * whole, str(obstacle))
+            whole = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+            return Survey(whole, 2 * whole, obstacle)
 
 
-def _trial(
-    module: nn.Module,
-    parameters: Mapping[str, Tensor],
-    pair: Batch,
-    losses: Losses,
-    rules: Mapping[Any, Rule],
-) -> tuple[int, int]:
-    """Book-keeping for record 0's loss alone: no gradient may arrive in the half that is record 1's."""
+def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[int, int]:
+    """Book-keeping for two records: what it keeps of each, and what a plain step would."""
     known = [*module.parameters(), *module.buffers(), *pair.values()]
     storages = {tensor.untyped_storage().data_ptr() for tensor in known}
     plain = 0
@@ -110,17 +98,12 @@ def _trial(
             plain += tensor.numel() * tensor.element_size()
         return tensor
 
-    def probe(grad: Tensor, name: str) -> None:
-        if grad.shape[0] % 2 or bool(grad[grad.shape[0] // 2 :].count_nonzero()):
-            raise Unsupported(f"records are not the first dimension at {name}")
-
-    batch = {name: tensor[:] for name, tensor in pair.items()}
-    tape = Tape(parameters, batch, rules, probe)
     with saved_tensors_hooks(count, lambda tensor: tensor), tape:
-        found = losses(module, batch)
+        found = losses(module, tape.batch)
+    tape.finish(found)
     for tensor in tape.held:
         count(tensor)
-    forms = tape.backward(found[:1] * float("nan"))  # nan: see `survey`
+    forms = tape.backward(found)
     return plain // 2, sum(form.bytes for form, _ in filter(None, forms)) // 2
 
 
