@@ -4,6 +4,7 @@ A tensor's *axes* is a string with one letter for each of its dimensions:
 
     R   rows belong to records, in order and the same number for each
     E   all rows are equal (zeros, a mask expanded over the batch): may meet the records' axis anywhere
+    M   blocks of rows, one block for each record, are equal (a mask of windows repeated over the batch)
     C   rows are independent coins (the output of `torch.rand`): may become the records' axis
     P   row j holds the number j, as in `arange(len(x))`: may pick record j's own row and do nothing else
     .   anything else
@@ -272,7 +273,7 @@ class Call:
             if letter == "R":
                 raise self.refuse()
             size = tensor.shape[dim]
-            if letter in "ECP" and size > 1 and size % self.mode.records == 0:
+            if letter in "EMCP" and size > 1 and size % self.mode.records == 0:
                 raise self.refuse("may count the records")
             letters[dim] = "."
         return "".join(letters)
@@ -299,6 +300,8 @@ class Call:
                 raise self.refuse("repeats one record")
             elif all(a == "E" for a in wide):
                 result.append("E")
+            elif all(a in "EM" for a in wide):
+                result.append("M")
             elif all(a in "EC" for a in wide):
                 result.append("C")
             else:
@@ -309,7 +312,11 @@ class Call:
 
     def only(self, axes: str) -> str:
         """Letters beside R: an E stays, coins and positions have been used."""
-        return axes if "R" not in axes else axes.replace("C", ".").replace("P", ".")
+        if "R" not in axes:
+            return axes
+        for letter in "MCP":
+            axes = axes.replace(letter, ".")
+        return axes
 
     def aligned(self, *tensors: Tensor) -> str:
         return self.meet([(self.axes(t), t.shape) for t in tensors])
@@ -369,7 +376,7 @@ def _overwrite(call: Call) -> str:
             if letter == "R":
                 raise call.refuse("repeats one record")
             letters.append("R" if now == "R" else "E")
-        elif now == "R" and wide != 1 and letter not in "REC":
+        elif now == "R" and wide != 1 and letter not in "REMC":
             raise call.refuse("of a constant that differs along the records")
         else:
             letters.append("R" if now == "R" else letter)
@@ -480,6 +487,8 @@ def reshaped(call: Call, axes: str, old: Sequence[int], new: Sequence[int]) -> s
         elif set(letters) in ({"E"}, {"C"}):
             for k in out:
                 result[k] = letters[0]
+        elif letters[0] in "EM" and not old[wide[0]] % call.mode.records and not new[out[0]] % call.mode.records:
+            result[out[0]] = "M"
     return call.only("".join(result))
 
 
@@ -508,7 +517,8 @@ def _repeat(call: Call) -> str:
         elif letter == "R":
             raise call.refuse()
         else:
-            result.append("E" if size == 1 or letter == "E" else ".")
+            repeated = "." if n % call.mode.records else "M"
+            result.append("E" if size == 1 or letter == "E" else repeated)
     return "".join(result)
 
 

@@ -35,7 +35,8 @@ from tacit.gradients.proof import Book, Coins, Known
 from tacit.gradients.records import Explicit, PerRecord
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, refuse_mixing_modules, survey
-from tacit.gradients.tape import Tape, Unsupported, refuse_change
+from tacit.gradients.tape import Tape, Unsupported
+from tacit.gradients.unchanged import Unchanged
 from tacit.vector import Flat
 
 log = logging.getLogger(__name__)
@@ -83,14 +84,12 @@ class ClippedGradient:
         self._precondition = precondition
         parameters = dict(self.flat.module.named_parameters())
         self._parameters = {s.name: parameters[s.name] for s in self.flat.layout.segments}
-        self._buffers = [
-            (f"{name}.{key}" if name else key, part._buffers, key)
-            for name, part in self.flat.module.named_modules()
-            for key in part._buffers
-        ]
+        self._unchanged, self._settled = Unchanged(self.flat.module), False
+        self._steps = 0
         self._surveys: dict[object, Survey] = {}
         self._known, self._book = Known(self.flat.module), Book()
-        self._told = False
+        self.obstacle: Unsupported | None = None
+        """What made gradients be computed record by record, if anything did; for the person to read."""
 
     def __call__(self, batch: Batch, losses: Losses, bound: Bound) -> ClippedResult:
         """Fill `flat.grad` with Σ_j clip(g_j), g_j the gradient of record j's loss.
@@ -102,7 +101,7 @@ class ClippedGradient:
             raise RuntimeError("gradients are switched off here; leave torch.no_grad before asking for some")
         groups, bounds = _groups(self.flat, bound)
         size = batch_size(batch)
-        before, coins = self._state(), Coins()
+        before, coins = self._unchanged.state(), Coins()
         self.flat.grad.zero_()
         exact = self.flat.grad.dtype in (torch.float32, torch.float64)
         total = self.flat.grad if exact else self.flat.grad.float()
@@ -125,26 +124,13 @@ class ClippedGradient:
             norms.append(part_norms)
             loss_sum = loss_sum + values.sum()
             del forms  # before the next part needs the memory
-        self._refuse_if_changed(before)
+        self._unchanged.check(before)
         if total is not self.flat.grad:
             self.flat.grad.copy_(total)
         all_norms = torch.cat(norms)
         return ClippedResult(
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
         )
-
-    def _state(self) -> list[tuple[Tensor | None, int]]:
-        """Every buffer, and how often it was written to."""
-        buffers = [owner.get(key) for _, owner, key in self._buffers]
-        return [(buffer, 0 if buffer is None else buffer._version) for buffer in buffers]
-
-    def _refuse_if_changed(self, before: list[tuple[Tensor | None, int]]) -> None:
-        """A buffer that learns from records would carry them past the clipping, to later steps and out."""
-        for (name, _, _), (old, version), (new, now) in zip(
-            self._buffers, before, self._state(), strict=True
-        ):
-            if new is not old or now != version:
-                refuse_change(name)
 
     def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, bool]]:
         """Slices of the batch, and whether they must take the slow road.
@@ -185,9 +171,22 @@ class ClippedGradient:
                 obstacle = reason
         self._tell(obstacle)
         coins.restore()
-        grads, values = record_gradients(self.flat.module, self._parameters, batch, losses, obstacle.alone)
+        grads, values = self._one_by_one(batch, losses, obstacle)
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
         return self._preconditioned([(form, form.squares()) for form in explicit]), values
+
+    def _one_by_one(self, batch: Batch, losses: Losses, obstacle: Unsupported) -> tuple[dict[str, Tensor], Tensor]:
+        """By the slow road, with the model's contents the same before and after."""
+        module = self.flat.module
+        if not self._settled:
+            # What a model makes on its first call and keeps (a table of positions) is made now.
+            with torch.random.fork_rng(), torch.no_grad():
+                losses(module, {name: tensor[:1] for name, tensor in batch.items()})
+            self._settled = True
+        before = self._unchanged.contents()
+        found = record_gradients(module, self._parameters, batch, losses, obstacle.alone)
+        self._unchanged.check_contents(before)
+        return found
 
     def _tape(self, batch: Batch, coins: Coins | None = None, replay: bool = False) -> Tape:
         return Tape(self._parameters, batch, RULES, self._known, self._book, coins, replay)
@@ -253,10 +252,10 @@ class ClippedGradient:
             scaled.append((explicit, explicit.squares()))
         return scaled
 
-    def _tell(self, obstacle: object) -> None:
-        if not self._told:
+    def _tell(self, obstacle: Unsupported) -> None:
+        if self.obstacle is None:
             log.warning("clipped gradients are computed record by record, which is slow: %s", obstacle)
-            self._told = True
+            self.obstacle = obstacle
 
 
 def _groups(flat: Flat, bound: Bound) -> tuple[list[int], Tensor]:

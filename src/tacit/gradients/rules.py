@@ -145,5 +145,6 @@ RULES: dict[Any, Rule] = {
     F.multi_head_attention_forward: multi_head,
     **dict.fromkeys(_spellings("matmul", "mm"), matmul),
     **dict.fromkeys(_spellings("add", "sub", "mul", "div", "true_divide", "truediv"), elementwise),
+    **dict.fromkeys((torch.where, Tensor.where, torch.masked_fill, Tensor.masked_fill), elementwise),
     **dict.fromkeys((Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as), like),
 }

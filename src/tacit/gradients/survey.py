@@ -32,6 +32,11 @@ def refuse_mixing_modules(module: nn.Module) -> None:
                     f"module {name!r} ({type(part).__name__}) keeps running statistics of private records; "
                     "build it with track_running_stats=False"
                 )
+        elif getattr(part, "max_norm", None) is not None and isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            raise UserError(
+                f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "
+                "clipping; build it without max_norm"
+            )
         elif isinstance(part, _BatchNorm):
             channels = part.num_features
             groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0), 1)

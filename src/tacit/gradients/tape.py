@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from tacit.errors import UserError
 from tacit.gradients import engine
 from tacit.gradients.axes import Unsupported, function_name, tensors_in
 from tacit.gradients.plain import Batch, batch_size
 from tacit.gradients.proof import INNER, OPEN, PLAIN_TYPES, SLICE, TENSOR, Book, Coins, Known, Line, follow_line
 from tacit.gradients.records import Explicit, PerRecord, in_full, sum_by_record, sum_of
+from tacit.gradients.unchanged import refuse_change
 
 Rule = Callable[..., Any]
 """rule(tape, function, *args, **kwargs): what `function` returns, with its parameters under watch."""
@@ -86,7 +86,7 @@ FREE = frozenset(
     )
 )
 """Functions that tell a tensor's shape and kind, and nothing of what is in it."""
-_DATA, _GRAD = Tensor.data.__get__, Tensor.grad.__get__  # type: ignore[attr-defined]
+_DATA, _GRAD, _WANTS = Tensor.data.__get__, Tensor.grad.__get__, Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 AGREED = frozenset(
     f
     for name in ("all", "any", "max", "min", "amax", "amin")
@@ -241,6 +241,8 @@ class Tape(TorchFunctionMode):
         """A call with arguments that have not been seen: where do the axes go?"""
         if func in AGREED and data and len(args) == 1 and not kwargs:
             return self._agreed(func, args[0], marks[0].axes)
+        if data and (func == _WANTS or func is Tensor.requires_grad_):
+            return args[0]  # what a model wants of its input's gradient does not concern its parameters
         line = Line(-1, func, key)
         if kwargs.get("out") is not None:
             raise Unsupported(f"{function_name(func)} with out=")
@@ -520,7 +522,8 @@ class Tape(TorchFunctionMode):
         assert mark is not None
         core = tensor if mark.core is None else mark.core
         padded = [1] * (len(shape) - core.dim()) + list(core.shape)
-        if self.records > 1 and (axis < 0 or padded[axis] != 1):
+        copies = axis == 0 and mark.core is None and len(padded) == len(mark.axes) and mark.axes[:1] in ("E", "M")
+        if self.records > 1 and (axis < 0 or (padded[axis] != 1 and not copies)):
             raise Unsupported(f"{self._name(mark.parameters)} meets data of shape {tuple(shape)}")
 
         def found(grad: Tensor) -> None:
@@ -625,14 +628,6 @@ def teach_transformers() -> None:
     module.is_fake_tensor = is_fake_tensor  # type: ignore[union-attr]
 
 
-def refuse_change(name: str) -> None:
-    """What learns from records would carry them past the clipping, to later steps and out."""
-    raise UserError(
-        f"{name!r} of the model changes as records pass, so it remembers them without clipping or noise; "
-        "use a layer that keeps no statistics and leaves its parameters alone"
-    )
-
-
 def _in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     return func is Tensor.__setitem__ or (name.endswith("_") and not name.startswith("__")) or name[:3] == "__i"
@@ -641,4 +636,4 @@ def _in_place(func: Any) -> bool:
 COMPOSED: set[Any] = {torch.nn.functional.multi_head_attention_forward}
 """Functions whose rule calls smaller functions, which the tape then sees instead."""
 
-__all__ = ["Rule", "Tape", "Unsupported", "refuse_change", "tensors_in"]
+__all__ = ["Rule", "Tape", "Unsupported", "tensors_in"]
