@@ -397,15 +397,18 @@ def _equal(call: Call) -> str:
 
 
 def _coins(call: Call) -> str:
-    """Draws: rows independent, or each record's own."""
-    shape = call.out.shape
-    for tensor in call.tensors:
-        axes = call.axes(tensor)
-        if "R" in axes:
-            if tensor.shape == shape:
-                return call.aligned(*call.tensors)
-            raise call.refuse("draws for data")
-    return "C" * len(shape)
+    """Draws: rows independent, or each record's own; not where their chances differ by place."""
+    fresh = call.func._schema.is_mutable or call.name.endswith(("_like", "randint_like"))
+    given = [t for name, v in call.named.items() for t in tensors_in(v) if not (fresh and name == "self")]
+    drawn, shape = call["self"] if fresh else None, call.out.shape
+    if drawn is not None and "R" in call.axes(drawn):
+        return call.aligned(drawn, *given)
+    if not given:
+        return "C" * len(shape)
+    axes = call.aligned(*given)
+    if len(axes) != len(shape):
+        raise call.refuse("draws for data")
+    return axes if "R" in axes else axes.replace("E", "C").replace("M", ".").replace("P", ".")
 
 
 def _dropout(call: Call) -> list[str]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
@@ -34,7 +35,7 @@ from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.proof import Book, Coins, Known
 from tacit.gradients.records import Explicit, PerRecord
 from tacit.gradients.rules import RULES
-from tacit.gradients.survey import Survey, refuse_mixing_modules, survey
+from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
 from tacit.gradients.tape import Tape, Unsupported
 from tacit.gradients.unchanged import Unchanged
 from tacit.vector import Flat
@@ -124,6 +125,7 @@ class ClippedGradient:
             norms.append(part_norms)
             loss_sum = loss_sum + values.sum()
             del forms  # before the next part needs the memory
+        self._test(batch, losses)
         self._unchanged.check(before)
         if total is not self.flat.grad:
             self.flat.grad.copy_(total)
@@ -146,6 +148,20 @@ class ClippedGradient:
         for i in range(parts):  # of nearly equal sizes
             start, stop = size * i // parts, size * (i + 1) // parts
             yield {name: tensor[start:stop] for name, tensor in batch.items()}, slow
+
+    def _test(self, batch: Batch, losses: Losses) -> None:
+        """The second line behind the proof: an experiment at steps 1, 10, 100, …"""
+        self._steps += 1
+        if str(self._steps).strip("0") != "1" or self.obstacle is not None or batch_size(batch) < 2:
+            return
+
+        def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
+            tape, values = self._proved(few, still, Coins())
+            forms = tape.backward(values)
+            return [None if form is None else form[0].explicit().sum(0) for form in forms], values.detach()
+
+        with torch.autocast(self.flat.grad.device.type, enabled=False), suppress(Unsupported):
+            experiment(self.flat.module, self._parameters, batch, losses, together)
 
     def _survey(self, batch: Batch, losses: Losses) -> Survey:
         module = self.flat.module

@@ -13,11 +13,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 from tacit.gradients.axes import Followed, Unsupported, follow, function_name, tensors_in
 
@@ -98,13 +106,33 @@ def follow_line(
     try:
         found = follow(line.func, axes, args, kwargs, records)
     except Unsupported:
-        if data:
+        if data or line.func.__name__.startswith("_foreach"):
             raise
+        if in_place(line.func):
+            line.written, line.after = [0], [(0, "." * len(axes[0]))]
         return None
     line.outputs = found.outputs
     line.after = [(i, a) for i, (a, b) in enumerate(zip(found.inputs, axes, strict=True)) if a != b]
     line.written = found.written
     return found
+
+
+def in_place(func: Any) -> bool:
+    """Whether a function writes to its first argument, by torch's way of naming."""
+    name = getattr(func, "__name__", "")
+    return func is Tensor.__setitem__ or name[:3] == "__i" or (name[-1:] == "_" and name[:2] != "__")
+
+
+def torchs_own(func: Any) -> bool:
+    """Whether this function is part of torch: written in C, an operation of aten, or in torch's own files."""
+    if isinstance(func, FunctionType):
+        return func.__code__.co_filename.startswith(torch.__path__[0])
+    if isinstance(func, (OpOverload, OpOverloadPacket)):
+        return str(func).startswith("aten.")
+    return isinstance(func, _WRITTEN_IN_C)
+
+
+_WRITTEN_IN_C = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
 
 
 def _sizes(line: Line) -> list[Any]:

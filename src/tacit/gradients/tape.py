@@ -23,12 +23,26 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from tacit.gradients import engine
 from tacit.gradients.axes import Unsupported, function_name, tensors_in
 from tacit.gradients.plain import Batch, batch_size
-from tacit.gradients.proof import INNER, OPEN, PLAIN_TYPES, SLICE, TENSOR, Book, Coins, Known, Line, follow_line
+from tacit.gradients.proof import (
+    INNER,
+    OPEN,
+    PLAIN_TYPES,
+    SLICE,
+    TENSOR,
+    Book,
+    Coins,
+    Known,
+    Line,
+    follow_line,
+    in_place,
+    torchs_own,
+)
 from tacit.gradients.records import Explicit, PerRecord, in_full, sum_by_record, sum_of
 from tacit.gradients.unchanged import refuse_change
 
@@ -152,7 +166,9 @@ class Tape(TorchFunctionMode):
         self._token = _Token()
         teach_transformers()
         self._marks: dict[str, _Mark] = {}
+        self._obstacle: Unsupported | None = None
         self._written: dict[int, int] = {}
+        self._versions: dict[int, int] = {}
         self._clock = 0
         self._own_marks = {
             id(p): _Mark(self._token, "." * p.dim(), frozenset((i,))) for i, p in enumerate(self._parameters)
@@ -172,7 +188,15 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         if func in FREE:
             return func(*args, **kwargs) if kwargs else func(*args)
-        kwargs = kwargs or {}
+        try:
+            return self._seen(func, args, kwargs or {})
+        except Unsupported as obstacle:
+            self._obstacle = obstacle  # a model may catch what it likes: `finish` says it again
+            raise
+
+    def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch._C._len_torch_dispatch_stack():
+            raise Unsupported("a mode that may change what operations do", alone=True)
         tensors: list[Tensor] = []
         marks: list[_Mark] = []
         parts: list[Any] = []
@@ -204,6 +228,8 @@ class Tape(TorchFunctionMode):
                 parts.append(INNER if inner and kind is int else kind)
                 parts.append(value if value == value else "nan")
             elif isinstance(value, Tensor):
+                if kind is not Tensor and kind is not Parameter:
+                    raise Unsupported(f"a {kind.__name__} for a tensor", alone=True)
                 mark = self._mark(value)
                 tensors.append(value)
                 marks.append(mark)
@@ -243,6 +269,8 @@ class Tape(TorchFunctionMode):
             return self._agreed(func, args[0], marks[0].axes)
         if data and (func == _WANTS or func is Tensor.requires_grad_):
             return args[0]  # what a model wants of its input's gradient does not concern its parameters
+        if not torchs_own(func):
+            raise Unsupported(f"{function_name(func)}, which is not torch's own", alone=True)
         line = Line(-1, func, key)
         if kwargs.get("out") is not None:
             raise Unsupported(f"{function_name(func)} with out=")
@@ -255,7 +283,7 @@ class Tape(TorchFunctionMode):
             raise Unsupported("the gradient of another batch", alone=True)
         elif self.records > 1 and not (ruled and func in COMPOSED):
             follow_line(line, [m.axes for m in marks], args, kwargs, self.records)
-        elif self.records == 1 and tensors and _in_place(func):
+        elif self.records == 1 and tensors and in_place(func):
             line.written = [0]
             if data and "R" not in marks[0].axes:
                 line.after = [(0, self._alone(tensors[0]))]
@@ -303,6 +331,9 @@ class Tape(TorchFunctionMode):
             out = func(*args, **kwargs) if kwargs else func(*args)
             if line.draws:
                 self._draw(line, out, fresh=False)
+        for i in line.written:
+            target = tensors[i]
+            self._versions[target.untyped_storage().data_ptr()] = target._version
         for i, axes in line.after:
             self._wrote(tensors[i], axes)
         self._tag_all(line, func, args, kwargs, out, data, parameters)
@@ -343,6 +374,8 @@ class Tape(TorchFunctionMode):
             if found is None:
                 found = self._marks[axes] = _Mark(self._token, axes)
             mark = found
+        if tensor._version:
+            self._versions[tensor.untyped_storage().data_ptr()] = tensor._version
         tensor._tacit = mark  # type: ignore[attr-defined]
 
     @staticmethod
@@ -357,6 +390,11 @@ class Tape(TorchFunctionMode):
             if own is not None:
                 return own
             return self._elsewhere(tensor, mark)
+        if tensor._version:
+            memory = tensor.untyped_storage().data_ptr()
+            # The model's own memory is looked after by `Unchanged`.
+            if self._versions.get(memory) != tensor._version and memory not in self._known.names:
+                raise Unsupported("a tensor that was written to unseen", alone=True)
         if self._written and "R" not in mark.axes and not mark.parameters:
             when = self._written.get(tensor.untyped_storage().data_ptr())
             if when is not None and mark.order < when:
@@ -584,6 +622,8 @@ class Tape(TorchFunctionMode):
     def finish(self, losses: Tensor) -> None:
         """The forward pass is over: one loss for each record, in order, by a graph that is torch's own."""
         self._token.active = False
+        if self._obstacle is not None:
+            raise self._obstacle
         mark = self._mark(losses)
         if mark.parameters or (mark.axes not in ("R", "E", "C") and self.records > 1):
             raise Unsupported("losses that are not one for each record, in order")
@@ -626,11 +666,6 @@ def teach_transformers() -> None:
 
     is_fake_tensor._tacit = True  # type: ignore[attr-defined]
     module.is_fake_tensor = is_fake_tensor  # type: ignore[union-attr]
-
-
-def _in_place(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return func is Tensor.__setitem__ or (name.endswith("_") and not name.startswith("__")) or name[:3] == "__i"
 
 
 COMPOSED: set[Any] = {torch.nn.functional.multi_head_attention_forward}

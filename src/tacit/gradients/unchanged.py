@@ -7,6 +7,7 @@ computed record by record has not been followed, so there the contents themselve
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class Unchanged:
         seen: dict[int, Any] = {}
         for name, part in self._module.named_modules():
             for key, value in vars(part).items():
-                if key not in _OWN:
+                if key not in _OWN and not (isinstance(part, nn.RNNBase) and key.startswith("_flat_weight")):
                     found[f"{name}.{key}" if name else key] = _print(value, _DEEP, seen)
         return found
 
@@ -87,6 +88,8 @@ def _print(value: Any, depth: int, seen: dict[int, Any]) -> Any:
         return _hash(value) if not isinstance(value, nn.Parameter) else id(value)
     if isinstance(value, np.ndarray):
         return (value.shape, hash(value.tobytes()))
+    if isinstance(value, weakref.ref):
+        return _print(value(), depth, seen)
     if isinstance(value, nn.Module) or callable(value) or depth == 0:
         return id(value)
     if id(value) in seen:
