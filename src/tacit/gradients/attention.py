@@ -22,7 +22,7 @@ def learnt_mask(
     """Scaled dot-product attention with a learnt bias on its scores."""
     if any(tape.owned(t) for t in (query, key, value)):
         raise Unsupported("a parameter as query, key or value")
-    mask = tape.spread(attn_mask, (*query.shape[:-1], key.shape[-2]))
+    mask = tape.spread(attn_mask, (*query.shape[:-1], key.shape[-2]), tape.axis(query))
     out: Tensor = func(query, key, value, attn_mask=mask, **kwargs)
     return out
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
@@ -31,10 +32,12 @@ from torch import Tensor, nn
 from tacit.errors import UserError
 from tacit.gradients.fallback import record_gradients
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
+from tacit.gradients.proof import Book, Coins, Known
 from tacit.gradients.records import Explicit, PerRecord
 from tacit.gradients.rules import RULES
-from tacit.gradients.survey import Survey, refuse_mixing_modules, survey
+from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
 from tacit.gradients.tape import Tape, Unsupported
+from tacit.gradients.unchanged import Unchanged
 from tacit.vector import Flat
 
 log = logging.getLogger(__name__)
@@ -82,13 +85,12 @@ class ClippedGradient:
         self._precondition = precondition
         parameters = dict(self.flat.module.named_parameters())
         self._parameters = {s.name: parameters[s.name] for s in self.flat.layout.segments}
-        self._buffers = [
-            (f"{name}.{key}" if name else key, part._buffers, key)
-            for name, part in self.flat.module.named_modules()
-            for key in part._buffers
-        ]
+        self._unchanged, self._settled = Unchanged(self.flat.module), False
+        self._steps = 0
         self._surveys: dict[object, Survey] = {}
-        self._told = False
+        self._known, self._book = Known(self.flat.module), Book()
+        self.obstacle: Unsupported | None = None
+        """What made gradients be computed record by record, if anything did; for the person to read."""
 
     def __call__(self, batch: Batch, losses: Losses, bound: Bound) -> ClippedResult:
         """Fill `flat.grad` with Σ_j clip(g_j), g_j the gradient of record j's loss.
@@ -100,13 +102,13 @@ class ClippedGradient:
             raise RuntimeError("gradients are switched off here; leave torch.no_grad before asking for some")
         groups, bounds = _groups(self.flat, bound)
         size = batch_size(batch)
-        before = self._state()
+        before, coins = self._unchanged.state(), Coins()
         self.flat.grad.zero_()
         exact = self.flat.grad.dtype in (torch.float32, torch.float64)
         total = self.flat.grad if exact else self.flat.grad.float()
         norms, loss_sum, dropped = [total.new_zeros(0, len(bounds))], total.new_zeros(()), 0
         for part, slow in self._parts(batch, size, losses):
-            forms, values = self._per_record(part, losses, slow)
+            forms, values = self._per_record(part, losses, slow, coins)
             with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
                 kept = part_norms.isfinite().all(1)
@@ -123,29 +125,14 @@ class ClippedGradient:
             norms.append(part_norms)
             loss_sum = loss_sum + values.sum()
             del forms  # before the next part needs the memory
-        self._refuse_if_changed(before)
+        self._test(batch, losses)
+        self._unchanged.check(before)
         if total is not self.flat.grad:
             self.flat.grad.copy_(total)
         all_norms = torch.cat(norms)
         return ClippedResult(
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
         )
-
-    def _state(self) -> list[tuple[Tensor | None, int]]:
-        """Every buffer, and how often it was written to."""
-        buffers = [owner.get(key) for _, owner, key in self._buffers]
-        return [(buffer, 0 if buffer is None else buffer._version) for buffer in buffers]
-
-    def _refuse_if_changed(self, before: list[tuple[Tensor | None, int]]) -> None:
-        """A buffer that learns from records would carry them past the clipping, to later steps and out."""
-        for (name, _, _), (old, version), (new, now) in zip(
-            self._buffers, before, self._state(), strict=True
-        ):
-            if new is not old or now != version:
-                raise UserError(
-                    f"buffer {name!r} of the model changes as records pass, so it remembers them without "
-                    "clipping or noise; use a layer that keeps no statistics"
-                )
 
     def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, bool]]:
         """Slices of the batch, and whether they must take the slow road.
@@ -162,35 +149,109 @@ class ClippedGradient:
             start, stop = size * i // parts, size * (i + 1) // parts
             yield {name: tensor[start:stop] for name, tensor in batch.items()}, slow
 
+    def _test(self, batch: Batch, losses: Losses) -> None:
+        """The second line behind the proof: an experiment at steps 1, 10, 100, …"""
+        self._steps += 1
+        if str(self._steps).strip("0") != "1" or self.obstacle is not None or batch_size(batch) < 2:
+            return
+
+        def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
+            tape, values = self._proved(few, still, Coins())
+            forms = tape.backward(values)
+            return [None if form is None else form[0].explicit().sum(0) for form in forms], values.detach()
+
+        with torch.autocast(self.flat.grad.device.type, enabled=False), suppress(Unsupported):
+            experiment(self.flat.module, self._parameters, batch, losses, together)
+
     def _survey(self, batch: Batch, losses: Losses) -> Survey:
         module = self.flat.module
         shapes = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in batch.items())
         key = (shapes, module.training, torch.is_autocast_enabled("cpu"))
         if key not in self._surveys:
             pair = {name: tensor[:2] for name, tensor in batch.items()}
-            self._surveys[key] = survey(module, self._parameters, pair, losses, RULES)
+            self._known.add(losses)
+            self._surveys[key] = survey(module, pair, losses, self._tape)
         return self._surveys[key]
 
     def _per_record(
-        self, batch: Batch, losses: Losses, slow: bool
+        self, batch: Batch, losses: Losses, slow: bool, coins: Coins
     ) -> tuple[list[tuple[PerRecord, Tensor] | None], Tensor]:
         """Each segment's per-record gradients with their squared norms, and the losses."""
-        size = batch_size(batch)
-        if not slow:
+        obstacle = next(s.obstacle for s in self._surveys.values() if s.obstacle) if slow else None
+        if obstacle is None:
             try:
-                tape = Tape(self._parameters, batch, RULES)
-                with tape:
-                    values = losses(self.flat.module, batch)
-                refuse_shape(values, size)
+                tape, values = self._proved(batch, losses, coins)
                 with torch.autocast(values.device.type, enabled=False):
                     return self._preconditioned(tape.backward(values)), values.detach()
-            except Unsupported as obstacle:
-                self._tell(obstacle)
-        else:
-            self._tell(next(s.obstacle for s in self._surveys.values() if s.obstacle))
-        grads, values = record_gradients(self.flat.module, self._parameters, batch, losses)
+            except Unsupported as reason:
+                obstacle = reason
+        self._tell(obstacle)
+        coins.restore()
+        grads, values = self._one_by_one(batch, losses, obstacle)
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
         return self._preconditioned([(form, form.squares()) for form in explicit]), values
+
+    def _one_by_one(self, batch: Batch, losses: Losses, obstacle: Unsupported) -> tuple[dict[str, Tensor], Tensor]:
+        """By the slow road, with the model's contents the same before and after."""
+        module = self.flat.module
+        if not self._settled:
+            # What a model makes on its first call and keeps (a table of positions) is made now.
+            with torch.random.fork_rng(), torch.no_grad():
+                losses(module, {name: tensor[:1] for name, tensor in batch.items()})
+            self._settled = True
+        before = self._unchanged.contents()
+        found = record_gradients(module, self._parameters, batch, losses, obstacle.alone)
+        self._unchanged.check_contents(before)
+        return found
+
+    def _tape(self, batch: Batch, coins: Coins | None = None, replay: bool = False) -> Tape:
+        return Tape(self._parameters, batch, RULES, self._known, self._book, coins, replay)
+
+    def _proved(self, batch: Batch, losses: Losses, coins: Coins) -> tuple[Tape, Tensor]:
+        """A forward pass of which every operation was shown to keep records apart; else `Unsupported`."""
+        size, book, module = batch_size(batch), self._book, self.flat.module
+        self._known.add(losses)
+        book.tidy()
+        kind = (size, module.training, torch.is_autocast_enabled("cpu"), *(t.shape for t in batch.values()))
+        if coins.python is not None:
+            coins.restore()
+        elif book.volatile or kind not in book.steady:
+            coins.save()
+        tape = self._tape(batch, coins)
+        with tape:
+            values = losses(module, tape.batch)
+        if not isinstance(values, Tensor):
+            raise UserError(f"losses returned a {type(values).__name__}; return a tensor of one each")
+        refuse_shape(values, size)
+        tape.finish(values)
+        program = (kind, *tape.program)
+        if program not in book.compared:
+            book.compared[program] = self._compared(batch, losses, tape.program, coins)
+        if coins.shared is None:
+            coins.shared = book.compared[program]
+        book.volatile |= book.steady.setdefault(kind, program) != program
+        return tape, values
+
+    def _compared(self, batch: Batch, losses: Losses, program: Sequence[int], coins: Coins) -> list[bool]:
+        """Run the model on another number of records with the same coins, and compare what it did."""
+        size = batch_size(batch)
+        other = 3 if size == 2 else 2
+        chosen = torch.arange(other) % size
+        tape = self._tape({name: tensor[chosen] for name, tensor in batch.items()}, coins, replay=True)
+        after = Coins()
+        after.save()
+        with torch.random.fork_rng():
+            coins.restore()
+            try:
+                with tape:
+                    values = losses(self.flat.module, tape.batch)
+                refuse_shape(values, other)
+                tape.finish(values)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                raise Unsupported(f"{other} records instead of {size} ({str(error)[:80]})") from error
+            finally:
+                after.restore()
+        return self._book.compare(program, size, tape.program, other)
 
     def _preconditioned(
         self, forms: list[tuple[PerRecord, Tensor] | None]
@@ -207,10 +268,10 @@ class ClippedGradient:
             scaled.append((explicit, explicit.squares()))
         return scaled
 
-    def _tell(self, obstacle: object) -> None:
-        if not self._told:
-            log.warning("clipped gradients take the slow road (torch.func): no rule for %s", obstacle)
-            self._told = True
+    def _tell(self, obstacle: Unsupported) -> None:
+        if self.obstacle is None:
+            log.warning("clipped gradients are computed record by record, which is slow: %s", obstacle)
+            self.obstacle = obstacle
 
 
 def _groups(flat: Flat, bound: Bound) -> tuple[list[int], Tensor]:

@@ -215,8 +215,9 @@ def convolution(
 ) -> Tensor:
     """The rule for one and two dimensions; a signal is an image of one row."""
     dims = weight.dim() - 2
-    if x.dim() != dims + 2 or x.shape[0] % tape.records:
+    if x.dim() != dims + 2:
         raise Unsupported(f"a convolution on shape {tuple(x.shape)}")
+    tape.check(x, dims + 1)
     stride, dilation = _each(stride, dims), _each(dilation, dims)
     if isinstance(padding, str):
         x, padding = _pad_by_name(x, padding, tuple(weight.shape[2:]), dilation)

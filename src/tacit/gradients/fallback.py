@@ -27,9 +27,14 @@ class _Records(nn.Module):
 
 
 def record_gradients(
-    module: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, losses: Losses
+    module: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, losses: Losses, alone: bool = False
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Each parameter's gradients [B, *shape], and the losses [B]."""
+    """Each parameter's gradients [B, *shape], and the losses [B].
+
+    `alone`: one record after another at once, for code of which `torch.func` cannot be sure either.
+    """
+    if alone:
+        return _one_by_one(module, parameters, batch, losses)
     wrapped = _Records(module, losses)
     values = {f"module.{name}": p.detach() for name, p in parameters.items()}
 

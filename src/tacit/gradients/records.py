@@ -209,15 +209,21 @@ def sum_of(forms: Sequence[PerRecord]) -> PerRecord:
     return Explicit(total)
 
 
-def sum_by_record(grad: Tensor, shape: Sequence[int], records: int) -> Tensor:
-    """Each record's gradient of a tensor of `shape` that was broadcast to `grad.shape`: [B, *shape]."""
+def sum_by_record(grad: Tensor, shape: Sequence[int], records: int, axis: int = 0) -> Tensor:
+    """Each record's gradient of a tensor of `shape` that was broadcast to `grad.shape`: [B, *shape].
+
+    `axis` of `grad` counts the records. Where the tensor has more than one row there, it is axis 0 and these are
+    copies for each record: record j's gradient lives in its own alone.
+    """
     padded = [1] * (grad.dim() - len(shape)) + list(shape)
-    split = in_full(grad).reshape(records, -1, *grad.shape[1:])
-    if padded[0] == 1:
-        split = split.sum(1, keepdim=True)
-    else:
-        # One copy for each record was there already: record j's gradient lives in its own rows alone.
+    if records == 1:
+        return in_full(grad).sum_to_size(padded).reshape(1, *shape)
+    split = in_full(grad).movedim(axis, 0)
+    split = split.reshape(records, -1, *split.shape[1:])
+    if padded[axis] != 1:
         blocks = split.new_zeros(records, *split.shape)
         blocks[torch.arange(records), torch.arange(records)] = split
-        split = blocks.flatten(1, 2)
+        return blocks.flatten(1, 2).sum_to_size([records, *padded]).reshape(records, *shape)
+    split = split.sum(1)
+    del padded[axis]
     return split.sum_to_size([records, *padded]).reshape(records, *shape)

@@ -22,12 +22,14 @@ from tacit.gradients.tape import Rule, Tape, Unsupported
 
 def linear(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ + b, with any leading dimensions."""
-    tape.check(x)
+    axis = tape.axis(x)
+    if axis < 0:
+        raise Unsupported("linear with data as its weight")
 
     def grads(grad: Tensor, x: Tensor) -> Sequence[PerRecord | None]:
-        grad = tape.per_record(grad)
+        grad = tape.per_record(grad, axis=axis)
         return (
-            outer(grad, tape.per_record(x)) if tape.owned(weight) else None,
+            outer(grad, tape.per_record(x, axis=axis)) if tape.owned(weight) else None,
             Explicit(in_full(grad).sum(1)) if tape.owned(bias) else None,
         )
 
@@ -39,6 +41,7 @@ def addmm(tape: Tape, func: Any, bias: Tensor, x: Tensor, weight: Tensor) -> Ten
     """y = b + x W: transformers' Conv1D."""
     if not tape.is_data(x) or bias.dim() != 1:
         raise Unsupported("addmm with other than bias, data, weight")
+    tape.check(x)
 
     def grads(grad: Tensor, x: Tensor) -> Sequence[PerRecord | None]:
         grad = tape.per_record(grad)
@@ -54,9 +57,10 @@ def matmul(tape: Tape, func: Any, x: Tensor, weight: Tensor) -> Tensor:
     """y = x W for a matrix W."""
     if not tape.is_data(x) or tape.is_data(weight) or weight.dim() != 2 or x.dim() < 2:
         raise Unsupported("matmul other than data times a matrix")
+    axis = tape.axis(x)
 
     def grads(grad: Tensor, x: Tensor) -> Sequence[PerRecord | None]:
-        return (outer(tape.per_record(x), tape.per_record(grad)),)
+        return (outer(tape.per_record(x, axis=axis), tape.per_record(grad, axis=axis)),)
 
     return tape.watch(func(x, weight.detach()), (weight,), (x,), grads)
 
@@ -75,6 +79,7 @@ def embedding(
     """Rows of a table. The padding row gets no gradient, as in plain training."""
     if max_norm is not None or scale_grad_by_freq or not tape.is_data(index):
         raise Unsupported("an embedding with max_norm or scale_grad_by_freq")
+    tape.check(index, 0)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
 
@@ -91,18 +96,21 @@ def elementwise(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Sums, products and quotients of data and a broadcast parameter: positions, scales, biases."""
     if tape.owned(args[0]) and getattr(func, "__name__", "").rstrip("_") != getattr(func, "__name__", ""):
         raise Unsupported("data written into a parameter in place")
-    shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
-        *(a.shape for a in args if isinstance(a, Tensor))
-    )
-    out: Tensor = func(*(tape.spread(a, shape) if tape.owned(a) else a for a in args), **kwargs)
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
+    data = next(t for t in tensors if tape.is_data(t))
+    axis = tape.axis(data) + len(shape) - data.dim()
+    out: Tensor = func(*(tape.spread(a, shape, axis) if tape.owned(a) else a for a in args), **kwargs)
     return out
 
 
 def concatenate(tape: Tape, func: Any, tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> Tensor:
     """A class token beside the tokens of the data."""
-    if dim in (0, -tensors[0].dim()):
+    data = next(t for t in tensors if tape.is_data(t))
+    axis = tape.axis(data)
+    if dim % data.dim() == axis:
         raise Unsupported("a parameter concatenated along the dimension of the records")
-    out: Tensor = func([tape.spread(t, t.shape) if tape.owned(t) else t for t in tensors], dim, **kwargs)
+    out: Tensor = func([tape.spread(t, t.shape, axis) if tape.owned(t) else t for t in tensors], dim, **kwargs)
     return out
 
 
@@ -137,5 +145,6 @@ RULES: dict[Any, Rule] = {
     F.multi_head_attention_forward: multi_head,
     **dict.fromkeys(_spellings("matmul", "mm"), matmul),
     **dict.fromkeys(_spellings("add", "sub", "mul", "div", "true_divide", "truediv"), elementwise),
+    **dict.fromkeys((torch.where, Tensor.where, torch.masked_fill, Tensor.masked_fill), elementwise),
     **dict.fromkeys((Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as), like),
 }

@@ -1,26 +1,31 @@
 """What must be known about a model before its clipped gradients can be trusted.
 
 Clipping bounds one record's influence only if a record's gradient depends on that record alone. Modules
-that are known to mix records are refused by name. Any other mixing is found by experiment on the first
-two records of a batch: record 0's loss must not change when record 1 does, and no gradient of record 0's
-loss may arrive where record 1's activations are.
+that are known to mix records are refused by name. What the tape has shown is the proof; the experiments here
+are a second line behind it. Before the first step, record 0's loss must not change when record 1 does. And
+now and then through a run, losses and gradients of a few records together are compared with those of each
+alone: a difference would mean that the proof has a hole, and ends the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
 
 from tacit.errors import UserError
-from tacit.gradients.plain import Batch, Losses, refuse_shape
-from tacit.gradients.tape import Rule, Tape, Unsupported, tensors_in
+from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
+from tacit.gradients.tape import Tape, Unsupported, tensors_in
 
 
 def refuse_mixing_modules(module: nn.Module) -> None:
@@ -32,6 +37,11 @@ def refuse_mixing_modules(module: nn.Module) -> None:
                     f"module {name!r} ({type(part).__name__}) keeps running statistics of private records; "
                     "build it with track_running_stats=False"
                 )
+        elif getattr(part, "max_norm", None) is not None and isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            raise UserError(
+                f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "
+                "clipping; build it without max_norm"
+            )
         elif isinstance(part, _BatchNorm):
             channels = part.num_features
             groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0), 1)
@@ -49,17 +59,11 @@ class Survey:
     """Bytes that plain training keeps for one record between its forward and its backward pass."""
     kept: int
     """Bytes that book-keeping keeps for one record until the weighted sum."""
-    obstacle: str | None
+    obstacle: Unsupported | None
     """Why book-keeping is not possible, if it is not."""
 
 
-def survey(
-    module: nn.Module,
-    parameters: Mapping[str, Tensor],
-    pair: Batch,
-    losses: Losses,
-    rules: Mapping[Any, Rule],
-) -> Survey:
+def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch], Tape]) -> Survey:
     """Try the model on two records. Leaves the random state as it was; raises if records are mixed."""
     with torch.random.fork_rng():
         state = torch.get_rng_state()
@@ -84,20 +88,14 @@ def survey(
             )
         torch.set_rng_state(state)
         try:
-            return Survey(*_trial(module, parameters, pair, losses, rules), None)
+            return Survey(*_trial(module, pair, losses, tape(pair)), None)
         except Unsupported as obstacle:
-            whole = sum(p.numel() * p.element_size() for p in parameters.values())
-            return Survey(whole, 2 * whole, str(obstacle))
+            whole = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+            return Survey(whole, 2 * whole, obstacle)
 
 
-def _trial(
-    module: nn.Module,
-    parameters: Mapping[str, Tensor],
-    pair: Batch,
-    losses: Losses,
-    rules: Mapping[Any, Rule],
-) -> tuple[int, int]:
-    """Book-keeping for record 0's loss alone: no gradient may arrive in the half that is record 1's."""
+def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[int, int]:
+    """Book-keeping for two records: what it keeps of each, and what a plain step would."""
     known = [*module.parameters(), *module.buffers(), *pair.values()]
     storages = {tensor.untyped_storage().data_ptr() for tensor in known}
     plain = 0
@@ -110,18 +108,91 @@ def _trial(
             plain += tensor.numel() * tensor.element_size()
         return tensor
 
-    def probe(grad: Tensor, name: str) -> None:
-        if grad.shape[0] % 2 or bool(grad[grad.shape[0] // 2 :].count_nonzero()):
-            raise Unsupported(f"records are not the first dimension at {name}")
-
-    batch = {name: tensor[:] for name, tensor in pair.items()}
-    tape = Tape(parameters, batch, rules, probe)
     with saved_tensors_hooks(count, lambda tensor: tensor), tape:
-        found = losses(module, batch)
+        found = losses(module, tape.batch)
+    tape.finish(found)
     for tensor in tape.held:
         count(tensor)
-    forms = tape.backward(found[:1] * float("nan"))  # nan: see `survey`
+    forms = tape.backward(found)
     return plain // 2, sum(form.bytes for form, _ in filter(None, forms)) // 2
+
+
+class Still(TorchFunctionMode):
+    """No coins: dropout does nothing, and what is drawn is the same everywhere."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0]
+        if func in _DRAWS:
+            return _DRAWS[func](*args, **kwargs).fill_(0.5)
+        return func(*args, **kwargs)
+
+
+_DROPOUTS = frozenset(
+    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+    + (torch.dropout, torch.feature_dropout, torch.alpha_dropout)
+)
+_DRAWS = {
+    torch.rand: torch.empty,
+    torch.randn: torch.empty,
+    torch.rand_like: torch.empty_like,
+    torch.randn_like: torch.empty_like,
+}
+
+
+def experiment(
+    module: nn.Module,
+    parameters: Mapping[str, Tensor],
+    batch: Batch,
+    losses: Losses,
+    together: Callable[[Batch, Losses], tuple[Sequence[Tensor | None], Tensor]],
+) -> None:
+    """Raise if a few records together have other losses, or another sum of gradients, than each alone.
+
+    `together` is the way under test: the sums of gradients, and the losses. Coins are left out, as they cannot be
+    the same for one record and for several; where a model draws in other ways, there is nothing to compare.
+    """
+    with torch.random.fork_rng():
+        states, before = (random.getstate(), np.random.get_state()), torch.get_rng_state()
+
+        def still(model: nn.Module, records: Batch) -> Tensor:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            with Still():
+                return losses(model, records)
+
+        sizes = [n for n in (2, 3) if n <= batch_size(batch)]
+        alone = []
+        for j in range(max(sizes, default=0)):
+            loss = still(module, {name: tensor[j : j + 1] for name, tensor in batch.items()}).sum()
+            grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            alone.append((loss.detach(), grads))
+        results = [together({k: v[:n] for k, v in batch.items()}, still) for n in sizes]
+        if not torch.equal(before, torch.get_rng_state()):
+            return
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters.values())
+    rough = 0.2 if half or torch.is_autocast_enabled("cpu") or alone[0][0].dtype != torch.float32 else 1e-2
+    for n, (sums, values) in zip(sizes, results, strict=True):
+        expected = torch.stack([loss for loss, _ in alone[:n]]).double()
+        pairs = [(values.double(), expected)]
+        for i, total in enumerate(sums):
+            single = [g[i] for _, g in alone[:n] if g[i] is not None]
+            if single or total is not None:
+                zero = torch.zeros((), dtype=torch.float64)
+                found = zero if total is None else total.double()
+                pairs.append((found, sum((g.double() for g in single), zero).expand_as(found)))
+        errors = torch.stack([(a - b).square().sum() for a, b in pairs[1:]] or [torch.zeros(())]).sum().sqrt()
+        sizes_of = torch.stack([b.square().sum() for _, b in pairs[1:]] or [torch.zeros(())]).sum().sqrt()
+        apart = (values.double() - expected).abs().max() > rough * expected.abs().max() + 1e-5
+        if not (torch.isfinite(expected).all() and torch.isfinite(sizes_of)):
+            return
+        if apart or errors > rough * sizes_of + 1e-6:
+            raise UserError(
+                f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with {n} of "
+                "them), though every operation seemed to keep them apart; nothing can be promised for this model. "
+                "Does it use code that is hidden from torch, or keep something between calls?"
+            )
 
 
 def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:

@@ -1,49 +1,112 @@
-"""The tape: sees every use of a parameter in a forward pass, and what the backward pass says about it.
+"""The tape: sees every torch function of a forward pass, and what the backward pass says about parameters.
 
 While a `Tape` is active, every torch function that a model calls passes through it. It sorts tensors into
-three kinds: *data* (computed from the batch), *owned* (a trainable parameter, or computed from parameters
-alone, such as an expanded class token), and the rest (constants, frozen weights). Where the two first
-meet, a rule takes over: it runs the very same function with the parameter detached, so that autograd
-computes no weight gradient, and asks to be called with the gradient of the output.
+three kinds: *data* (computed from the batch, with an axis that counts the records), *owned* (a trainable
+parameter, or computed from parameters alone, such as an expanded class token), and constants. Where the axes
+go is worked out by `axes`, once for each different call. Where owned tensors meet data, a rule takes over: it
+runs the very same function with the parameter detached, so that autograd computes no weight gradient, and asks
+to be called with the gradient of the output.
 
 Watching functions rather than modules means that tied weights, modules called twice, bare parameters
-and weights used behind a module's back are all seen. What no rule knows raises `Unsupported`.
+and weights used behind a module's back are all seen. A tensor that the tape did not see made, a function that
+leaves torch, a graph with a node that is not torch's own: whatever cannot be shown to keep records apart, or
+has no rule for its gradient, raises `Unsupported`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.autograd.function import BackwardCFunction
+from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
 
 from tacit.gradients import engine
+from tacit.gradients.axes import Unsupported, function_name, tensors_in
 from tacit.gradients.plain import Batch, batch_size
+from tacit.gradients.proof import (
+    INNER,
+    OPEN,
+    PLAIN_TYPES,
+    SLICE,
+    TENSOR,
+    Book,
+    Coins,
+    Known,
+    Line,
+    follow_line,
+    in_place,
+    torchs_own,
+)
 from tacit.gradients.records import Explicit, PerRecord, in_full, sum_by_record, sum_of
+from tacit.gradients.unchanged import refuse_change
 
 Rule = Callable[..., Any]
 """rule(tape, function, *args, **kwargs): what `function` returns, with its parameters under watch."""
 
 
-class Unsupported(Exception):
-    """A parameter is used in a way that no rule knows."""
+class _Token:
+    """One pass; marks of other passes mean nothing to it."""
+
+    active = True
 
 
-@dataclass(frozen=True)
 class _Mark:
     """What a tensor is made of; kept as an attribute of the tensor itself, so it lives exactly as long."""
 
-    token: object
-    parameters: frozenset[int] = frozenset()
-    """Indices of the parameters it was computed from; empty for data."""
-    core: Tensor | None = None
-    """For an owned tensor expanded over records: the same with a first dimension of one."""
+    __slots__ = ("axes", "core", "order", "parameters", "token")
+
+    def __init__(
+        self,
+        token: _Token,
+        axes: str,
+        parameters: frozenset[int] = frozenset(),
+        core: Tensor | None = None,
+        order: int = 0,
+    ) -> None:
+        self.token, self.axes, self.order = token, axes, order
+        self.parameters = parameters
+        """Indices of the parameters it was computed from; empty for data and constants."""
+        self.core = core
+        """For an owned tensor expanded over records: the same with a dimension of one in their place."""
 
 
 _NONE: frozenset[int] = frozenset()
+
+
+def _getters(*names: str) -> list[Any]:
+    return [getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name)]
+
+
+FREE = frozenset(
+    [
+        getattr(owner, name)
+        for owner in (torch, Tensor)
+        for name in (
+            "size dim numel nelement ndimension __len__ stride is_contiguous element_size is_floating_point "
+            "is_complex is_signed get_device storage_offset is_inference is_conj is_neg is_same_size __hash__ "
+            "is_pinned is_shared"
+        ).split()
+        if hasattr(owner, name)
+    ]
+    + _getters(
+        *"shape ndim dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_leaf "
+        "is_mkldnn is_mps is_xpu is_nested itemsize nbytes names is_sparse_csr is_vulkan is_ipu is_maia".split()
+    )
+)
+"""Functions that tell a tensor's shape and kind, and nothing of what is in it."""
+_DATA, _GRAD, _WANTS = Tensor.data.__get__, Tensor.grad.__get__, Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+AGREED = frozenset(
+    f
+    for name in ("all", "any", "max", "min", "amax", "amin")
+    for f in (getattr(torch, name), getattr(Tensor, name))
+)
+"""Reductions whose value may leave to Python where it is the same for every record by itself."""
 
 
 class _Anchor(torch.autograd.Function):
@@ -83,101 +146,367 @@ class Tape(TorchFunctionMode):
         parameters: Mapping[str, Tensor],
         batch: Batch,
         rules: Mapping[Any, Rule],
-        probe: Callable[[Tensor, str], None] | None = None,
+        known: Known,
+        book: Book | None = None,
+        coins: Coins | None = None,
+        replay: bool = False,
     ) -> None:
+        """`replay`: this pass is a comparison with one that has been; whatever it drew for all is drawn again."""
         super().__init__()
         self.records = batch_size(batch)
         self.anchor = torch.zeros((), requires_grad=True)
+        self.program: list[int] = []
         self._saved: list[list[Tensor]] = []
-        self._probe = probe
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
-        self._rules = rules
-        self._token = object()
-        self._data = _Mark(self._token)
-        self._own_marks = {key: _Mark(self._token, frozenset((i,))) for key, i in self._index.items()}
+        self._rules, self._known = rules, known
+        self._book = Book() if book is None else book
+        self._coins, self._replay, self._drawn = coins or Coins(), replay, 0
+        self._token = _Token()
+        teach_transformers()
+        self._marks: dict[str, _Mark] = {}
+        self._obstacle: Unsupported | None = None
+        self._written: dict[int, int] = {}
+        self._versions: dict[int, int] = {}
+        self._clock = 0
+        self._own_marks = {
+            id(p): _Mark(self._token, "." * p.dim(), frozenset((i,))) for i, p in enumerate(self._parameters)
+        }
         self._uses = [0] * len(self._parameters)
         self._found: list[list[PerRecord]] = [[] for _ in self._parameters]
         self._squares: list[Tensor | None] = [None] * len(self._parameters)
         self._lifted: list[tuple[Tensor, frozenset[int], Tensor]] = []
-        for tensor in batch.values():
-            tensor._tacit = self._data  # type: ignore[attr-defined]
+        self.batch = {name: tensor.detach() for name, tensor in batch.items()}
+        for tensor in self.batch.values():
+            self._tag(tensor, "R" + "." * (tensor.dim() - 1))
 
     # ---- forward ------------------------------------------------------------------------------------
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if func in FREE:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            return self._seen(func, args, kwargs or {})
+        except Unsupported as obstacle:
+            self._obstacle = obstacle  # a model may catch what it likes: `finish` says it again
+            raise
+
+    def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch._C._len_torch_dispatch_stack():
+            raise Unsupported("a mode that may change what operations do", alone=True)
+        tensors: list[Tensor] = []
+        marks: list[_Mark] = []
+        parts: list[Any] = []
+        self._describe(args, tensors, marks, parts, False)
+        if kwargs:
+            for name, value in kwargs.items():
+                parts.append(name)
+                self._describe((value,), tensors, marks, parts, False)
         data, parameters = False, _NONE
-        for tensor in tensors_in(args, kwargs):
-            mark = self._mark(tensor)
-            if mark is self._data:
+        for mark in marks:
+            if mark.parameters:
+                parameters = parameters | mark.parameters if parameters else mark.parameters
+            elif "R" in mark.axes:
                 data = True
-            elif mark is not None:
-                parameters |= mark.parameters
-        if parameters and data and torch.is_grad_enabled():
-            rule = self._rules.get(func)
-            if rule is None:
-                raise Unsupported(f"{_function_name(func)} on {self._name(parameters)}")
-            out = rule(self, func, *args, **kwargs)
-        else:
-            out = func(*args, **kwargs)
-        if data:
-            # `x[i] = data` returns nothing, but x is data from now on.
-            for tensor in tensors_in(args[0] if func is Tensor.__setitem__ else out):
-                tensor._tacit = self._data  # type: ignore[attr-defined]
-            return out
-        if parameters:
-            for tensor in tensors_in(out):
-                if tensor.requires_grad and id(tensor) not in self._index:
-                    core = self._core(func, args, kwargs, tensor)
-                    tensor._tacit = _Mark(self._token, parameters, core)  # type: ignore[attr-defined]
+        key = tuple(parts)
+        line = self._book.find(self.records, func, key)
+        if line is None:
+            return self._first(func, args, kwargs, tensors, marks, key, data, parameters)
+        self.program.append(line.number)
+        return self._call(line, func, args, kwargs, tensors, marks, data, parameters)
+
+    def _describe(
+        self, values: Sequence[Any], tensors: list[Tensor], marks: list[_Mark], parts: list[Any], inner: bool
+    ) -> None:
+        """Append the line's entries for `values`."""
+        for value in values:
+            kind = type(value)
+            if kind in PLAIN_TYPES:
+                parts.append(INNER if inner and kind is int else kind)
+                parts.append(value if value == value else "nan")
+            elif isinstance(value, Tensor):
+                if kind is not Tensor and kind is not Parameter:
+                    raise Unsupported(f"a {kind.__name__} for a tensor", alone=True)
+                mark = self._mark(value)
+                tensors.append(value)
+                marks.append(mark)
+                parts += (TENSOR, mark.axes, value.shape, value.dtype, bool(mark.parameters))
+            elif isinstance(value, (tuple, list)):
+                parts += (OPEN, len(value))
+                self._describe(value, tensors, marks, parts, True)
+            elif kind is slice:
+                parts.append(SLICE)
+                self._describe((value.start, value.stop, value.step), tensors, marks, parts, False)
+            elif isinstance(value, dict):
+                for name, held in value.items():
+                    parts.append(name)
+                    self._describe((held,), tensors, marks, parts, True)
+            elif isinstance(value, torch.Generator):
+                parts.append("generator")
+            elif isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= 4096):
+                parts += ("numpy", str(value.dtype), value.shape, value.tobytes())
+            elif isinstance(value, (int, float)):
+                parts += (int if isinstance(value, int) else float, value)
+            else:
+                raise Unsupported(f"a value of type {kind.__name__} given to a torch function", alone=True)
+
+    def _first(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        marks: list[_Mark],
+        key: tuple[Any, ...],
+        data: bool,
+        parameters: frozenset[int],
+    ) -> Any:
+        """A call with arguments that have not been seen: where do the axes go?"""
+        if func in AGREED and data and len(args) == 1 and not kwargs:
+            return self._agreed(func, args[0], marks[0].axes)
+        if data and (func == _WANTS or func is Tensor.requires_grad_):
+            return args[0]  # what a model wants of its input's gradient does not concern its parameters
+        if not torchs_own(func):
+            raise Unsupported(f"{function_name(func)}, which is not torch's own", alone=True)
+        line = Line(-1, func, key)
+        if kwargs.get("out") is not None:
+            raise Unsupported(f"{function_name(func)} with out=")
+        ruled = bool(parameters) and data and torch.is_grad_enabled()
+        if ruled and func not in self._rules:
+            raise Unsupported(f"{function_name(func)} on {self._name(parameters)}")
+        if func == _DATA:
+            line.outputs = [marks[0].axes]
+        elif func == _GRAD:
+            raise Unsupported("the gradient of another batch", alone=True)
+        elif self.records > 1 and not (ruled and func in COMPOSED):
+            follow_line(line, [m.axes for m in marks], args, kwargs, self.records)
+        elif self.records == 1 and tensors and in_place(func):
+            line.written = [0]
+            if data and "R" not in marks[0].axes:
+                line.after = [(0, self._alone(tensors[0]))]
+        state = None if data else torch.get_rng_state()
+        self.program.append(-1)
+        place = len(self.program) - 1
+        out = self._call(line, func, args, kwargs, tensors, marks, data, parameters)
+        line.draws = state is not None and not torch.equal(state, torch.get_rng_state())
+        outputs = tensors_in(out)
+        if data and not outputs and func is not Tensor.__setitem__:
+            raise Unsupported(f"{function_name(func)} (data leaves torch)")
+        line.shapes = [tuple(t.shape) for t in outputs] if outputs or func is Tensor.__setitem__ else None
+        if line.draws:
+            # Not known before the first time: a draw that should have been the one of another part.
+            self._draw(line, out, fresh=True)
+        kept = self._book.add(self.records, func, key)
+        for name in ("outputs", "after", "written", "shapes", "draws"):
+            setattr(kept, name, getattr(line, name))
+        self.program[place] = kept.number
         return out
 
-    def _mark(self, tensor: Tensor) -> _Mark | None:
-        own = self._own_marks.get(id(tensor))
-        if own is not None:
-            return own
-        mark: _Mark | None = getattr(tensor, "_tacit", None)
-        return mark if mark is not None and mark.token is self._token else None
+    def _call(
+        self,
+        line: Line,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        marks: list[_Mark],
+        data: bool,
+        parameters: frozenset[int],
+    ) -> Any:
+        if line.written:
+            self._refuse_writes(func, line, tensors)
+        if line.draws and self._again(line):
+            out = self._drawn_before(line, args)
+        elif parameters and data and torch.is_grad_enabled():
+            rule = self._rules.get(func)
+            if rule is None:
+                raise Unsupported(f"{function_name(func)} on {self._name(parameters)}")
+            out = rule(self, func, *args, **kwargs)
+            if func in COMPOSED:
+                return out
+        else:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            if line.draws:
+                self._draw(line, out, fresh=False)
+        for i in line.written:
+            target = tensors[i]
+            self._versions[target.untyped_storage().data_ptr()] = target._version
+        for i, axes in line.after:
+            self._wrote(tensors[i], axes)
+        self._tag_all(line, func, args, kwargs, out, data, parameters)
+        return out
 
-    def _core(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor | None:
+    def _tag_all(
+        self,
+        line: Line,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        data: bool,
+        parameters: frozenset[int],
+    ) -> None:
+        outputs = [out] if isinstance(out, Tensor) else tensors_in(out)
+        axes = line.outputs
+        if axes is not None and func is not Tensor.__setitem__:
+            if len(axes) != len(outputs):
+                raise Unsupported(f"{function_name(func)} (returned {len(outputs)} tensors, not {len(axes)})")
+        else:
+            axes = [self._alone(t) if data else "." * t.dim() for t in outputs]
+        for tensor, letters in zip(outputs, axes, strict=True):
+            if data or not parameters:
+                self._tag(tensor, letters)
+            elif id(tensor) not in self._index:
+                if tensor.requires_grad:
+                    core = self._core(func, args, kwargs, tensor, letters)
+                    tensor._tacit = _Mark(self._token, letters, parameters, core)  # type: ignore[attr-defined]
+                else:
+                    self._tag(tensor, letters)
+
+    def _tag(self, tensor: Tensor, axes: str) -> None:
+        if self._written:
+            mark = _Mark(self._token, axes, order=self._clock)
+        else:
+            found = self._marks.get(axes)
+            if found is None:
+                found = self._marks[axes] = _Mark(self._token, axes)
+            mark = found
+        if tensor._version:
+            self._versions[tensor.untyped_storage().data_ptr()] = tensor._version
+        tensor._tacit = mark  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _alone(tensor: Tensor) -> str:
+        """With one record every tensor made from it is its own."""
+        return "R" + "." * (tensor.dim() - 1) if tensor.dim() else ""
+
+    def _mark(self, tensor: Tensor) -> _Mark:
+        mark: _Mark | None = getattr(tensor, "_tacit", None)
+        if mark is None or mark.token is not self._token:
+            own = self._own_marks.get(id(tensor))
+            if own is not None:
+                return own
+            return self._elsewhere(tensor, mark)
+        if tensor._version:
+            memory = tensor.untyped_storage().data_ptr()
+            # The model's own memory is looked after by `Unchanged`.
+            if self._versions.get(memory) != tensor._version and memory not in self._known.names:
+                raise Unsupported("a tensor that was written to unseen", alone=True)
+        if self._written and "R" not in mark.axes and not mark.parameters:
+            when = self._written.get(tensor.untyped_storage().data_ptr())
+            if when is not None and mark.order < when:
+                raise Unsupported("a view of a tensor that data was written into")
+        return mark
+
+    def _elsewhere(self, tensor: Tensor, mark: _Mark | None) -> _Mark:
+        """A tensor that this tape did not see made: one of the model's own, or nobody knows."""
+        made_before = mark is not None and not mark.parameters and set(mark.axes) <= {"."}
+        if tensor.requires_grad or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            raise Unsupported("a tensor with a gradient of its own", alone=True)
+        if not made_before and (mark is not None or tensor not in self._known):
+            raise Unsupported("a tensor of unknown origin", alone=True)
+        axes = "." * tensor.dim()
+        found = self._marks.get(axes)
+        if found is None:
+            found = self._marks[axes] = _Mark(self._token, axes)
+        return found
+
+    def _refuse_writes(self, func: Any, line: Line, tensors: list[Tensor]) -> None:
+        for i in line.written:
+            target = tensors[i]
+            if target.layout is torch.strided and target.numel():
+                name = self._known.names.get(target.untyped_storage().data_ptr())
+                if name is not None:
+                    refuse_change(name)
+            if id(target) in self._index or target.requires_grad and target.is_leaf:
+                raise Unsupported("data written into a parameter in place")
+
+    def _wrote(self, tensor: Tensor, axes: str) -> None:
+        """Other views of this memory, marked before, are no longer what they were."""
+        self._clock += 1
+        self._written[tensor.untyped_storage().data_ptr()] = self._clock
+        self._tag(tensor, axes)
+
+    def _agreed(self, func: Any, tensor: Tensor, axes: str) -> Tensor:
+        """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""
+        each = tensor.movedim(axes.index("R"), 0).reshape(self.records, -1)
+        name = func.__name__
+        values = getattr(each, name)(1) if name in ("all", "any", "amax", "amin") else getattr(each, "a" + name)(1)
+        if not bool((values == values[0]).all()):
+            raise Unsupported(f"{function_name(func)} (data leaves torch, and differs between records)")
+        out: Tensor = func(tensor)
+        self._tag(out, "")
+        return out
+
+    # ---- coins that no record owns ---------------------------------------------------------------------
+
+    def _again(self, line: Line) -> bool:
+        """Whether the next draw has been made before, for other parts of the same batch."""
+        i, coins = self._drawn, self._coins
+        if self._replay:
+            return i < len(coins.outcomes) and [tuple(coins.outcomes[i].shape)] == line.shapes
+        if coins.shared is None:
+            return False
+        if i >= len(coins.shared):
+            raise Unsupported("a model that draws another number of coins for another part of a batch")
+        return coins.shared[i]
+
+    def _drawn_before(self, line: Line, args: tuple[Any, ...]) -> Tensor:
+        outcome = self._coins.outcomes[self._drawn]
+        self._drawn += 1
+        return args[0].copy_(outcome) if line.written else outcome.clone()
+
+    def _draw(self, line: Line, out: Any, fresh: bool) -> None:
+        if fresh and (self._replay or self._coins.shared is not None) and self._again(line):
+            outcome = self._coins.outcomes[self._drawn]
+            out.copy_(outcome)
+        if not self._replay and self._coins.shared is None:
+            drawn = tensors_in(out)
+            self._coins.outcomes.append(drawn[0].detach().clone() if drawn else torch.empty(0))
+        self._drawn += 1
+
+    def _core(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, axes: str
+    ) -> Tensor | None:
         """One record's share of `out`, where its first dimension merely repeats over the records."""
-        if self.records == 1 or out.dim() == 0 or out.shape[0] != self.records:
+        if self.records == 1 or out.dim() == 0 or out.shape[0] != self.records or axes[0] != "E":
             return None
         if func in (Tensor.expand, Tensor.repeat):
             source, sizes = args[0], args[1] if isinstance(args[1], (tuple, list)) else args[1:]
             if len(sizes) > source.dim() or source.shape[0] == 1:
                 return self._own(func(source, 1, *sizes[1:]), source)
-        if func is torch.nn.functional.embedding and bool((args[0] == args[0][:1]).all()):
+        if func is torch.nn.functional.embedding:
             return self._own(func(args[0][:1], *args[1:], **kwargs), args[1])
         return None
 
     def _own(self, core: Tensor, source: Tensor) -> Tensor:
         mark = self._mark(source)
-        assert mark is not None
-        core._tacit = _Mark(self._token, mark.parameters)  # type: ignore[attr-defined]
+        core._tacit = _Mark(self._token, "." * core.dim(), mark.parameters)  # type: ignore[attr-defined]
         return core
 
     def owned(self, tensor: object) -> bool:
         """Is this tensor a trainable parameter, or computed from such alone?"""
-        mark = self._mark(tensor) if isinstance(tensor, Tensor) else None
-        return mark is not None and mark is not self._data
+        return isinstance(tensor, Tensor) and bool(self._mark(tensor).parameters)
 
     def is_data(self, tensor: object) -> bool:
         """Was this tensor computed from the batch?"""
-        return isinstance(tensor, Tensor) and self._mark(tensor) is self._data
+        return isinstance(tensor, Tensor) and "R" in self._mark(tensor).axes
+
+    def axis(self, tensor: Tensor) -> int:
+        """Which axis of a tensor counts the records."""
+        return self._mark(tensor).axes.find("R")
 
     def check(self, tensor: Tensor, features: int = 1) -> None:
-        """Refuse what could not be split by record later."""
-        if self.records > 1 and (tensor.dim() <= features or tensor.shape[0] % self.records):
-            raise Unsupported(f"a layer's input has shape {tuple(tensor.shape)} for {self.records} records")
+        """Refuse an input that does not have its records in front, before its features."""
+        if tensor.dim() <= features or self.axis(tensor) != 0:
+            raise Unsupported(f"a layer's input of shape {tuple(tensor.shape)} without its records in front")
 
-    def per_record(self, tensor: Tensor, features: int = 1) -> Tensor:
-        """[B·k, …, *features] → [B, T, *features]: records first, all other dimensions as one."""
-        self.check(tensor, features)
+    def per_record(self, tensor: Tensor, features: int = 1, axis: int = 0) -> Tensor:
+        """[…, B·k, …, *features] → [B, T, *features]: records first, all other dimensions as one."""
+        tensor = tensor.movedim(axis, 0) if axis else tensor
         return tensor.reshape(self.records, -1, *tensor.shape[tensor.dim() - features :])
 
     def watch(
@@ -189,7 +518,6 @@ class Tape(TorchFunctionMode):
     ) -> Tensor:
         """Have `grads(output gradient, *saved)` called in the backward pass, for the targets' gradients."""
         self.expect(*targets)
-        self.check(output)
         if not output.requires_grad:
             output = _Anchor.apply(output, self.anchor)  # type: ignore[no-untyped-call]
         held = [tensor.detach() for tensor in saved]
@@ -197,7 +525,6 @@ class Tape(TorchFunctionMode):
         versions = [tensor._version for tensor in held]
 
         def arrived(grad: Tensor) -> None:
-            self.inspect(grad, *targets)
             if [tensor._version for tensor in held] != versions:
                 raise RuntimeError("a layer's input was changed in place after the layer had used it")
             found = grads(grad, *held)
@@ -221,23 +548,24 @@ class Tape(TorchFunctionMode):
 
     def _expect(self, target: Tensor | None) -> _Mark | None:
         mark = self._mark(target) if target is not None else None
-        if mark is None or mark is self._data:
+        if mark is None or not mark.parameters:
             return None
         for index in mark.parameters:
             self._uses[index] += 1
         return mark
 
-    def spread(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """`tensor` broadcast to `shape`, whose first dimension is the records'; its gradient is watched."""
+    def spread(self, tensor: Tensor, shape: Sequence[int], axis: int) -> Tensor:
+        """`tensor` broadcast to `shape`, whose dimension `axis` is the records'; its gradient is watched."""
         mark = self._expect(tensor)
         assert mark is not None
         core = tensor if mark.core is None else mark.core
-        if not shape or shape[0] % self.records:
+        padded = [1] * (len(shape) - core.dim()) + list(core.shape)
+        copies = axis == 0 and mark.core is None and len(padded) == len(mark.axes) and mark.axes[:1] in ("E", "M")
+        if self.records > 1 and (axis < 0 or (padded[axis] != 1 and not copies)):
             raise Unsupported(f"{self._name(mark.parameters)} meets data of shape {tuple(shape)}")
 
         def found(grad: Tensor) -> None:
-            self.inspect(grad, tensor)
-            self.give(core, Explicit(sum_by_record(grad, core.shape, self.records)))
+            self.give(core, Explicit(sum_by_record(grad, core.shape, self.records, axis)))
 
         out: Tensor = _Spread.apply(self.anchor, core.detach(), shape, found)  # type: ignore[no-untyped-call]
         return out
@@ -291,28 +619,56 @@ class Tape(TorchFunctionMode):
             allow_unused=True,
         )
 
-    def inspect(self, grad: Tensor, *targets: Tensor | None) -> None:
-        """Show the probe, if there is one, a gradient that arrived and whose layer it belongs to."""
-        if self._probe is not None:
-            marks = [self._mark(t) for t in targets if t is not None]
-            self._probe(grad, self._name(frozenset().union(*(m.parameters for m in marks if m))))
+    def finish(self, losses: Tensor) -> None:
+        """The forward pass is over: one loss for each record, in order, by a graph that is torch's own."""
+        self._token.active = False
+        if self._obstacle is not None:
+            raise self._obstacle
+        mark = self._mark(losses)
+        if mark.parameters or (mark.axes not in ("R", "E", "C") and self.records > 1):
+            raise Unsupported("losses that are not one for each record, in order")
+        self._refuse_foreign_nodes(losses)
+
+    def _refuse_foreign_nodes(self, losses: Tensor) -> None:
+        """Every node of the backward pass must be torch's own or ours, and end in no parameter."""
+        seen, stack = set(), [losses.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if isinstance(node, BackwardCFunction):
+                function = getattr(type(node), "_forward_cls", None)
+                if function is None or not function.__module__.startswith("tacit.gradients."):
+                    raise Unsupported(f"a gradient of the model's own ({type(node).__name__})", alone=True)
+            elif hasattr(node, "variable") and node.variable is not self.anchor:
+                raise Unsupported("a parameter whose use was not seen", alone=True)
+            stack += [following for following, _ in node.next_functions]
 
     def _name(self, parameters: frozenset[int]) -> str:
         return ", ".join(self._names[i] for i in sorted(parameters))
 
 
-def tensors_in(*values: object) -> list[Tensor]:
-    """All tensors among nested arguments."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found += tensors_in(*value)
-        elif isinstance(value, dict):
-            found += tensors_in(*value.values())
-    return found
+def teach_transformers() -> None:
+    """Have transformers take its branch for tracing where it would look into data.
+
+    Before it looks whether any token of a batch is masked (to leave a mask out if none is), transformers asks
+    whether it is being traced. To a tape, it is: the mask is then always used.
+    """
+    module = sys.modules.get("transformers.utils.import_utils")
+    original = getattr(module, "is_fake_tensor", None)
+    if original is None or hasattr(original, "_tacit"):
+        return
+
+    def is_fake_tensor(x: object) -> bool:
+        mark = getattr(x, "_tacit", None)
+        return (isinstance(mark, _Mark) and mark.token.active and "R" in mark.axes) or bool(original(x))
+
+    is_fake_tensor._tacit = True  # type: ignore[attr-defined]
+    module.is_fake_tensor = is_fake_tensor  # type: ignore[union-attr]
 
 
-def _function_name(func: Any) -> str:
-    return str(resolve_name(func) or getattr(func, "__name__", func))
+COMPOSED: set[Any] = {torch.nn.functional.multi_head_attention_forward}
+"""Functions whose rule calls smaller functions, which the tape then sees instead."""
+
+__all__ = ["Rule", "Tape", "Unsupported", "tensors_in"]

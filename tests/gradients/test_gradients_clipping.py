@@ -216,7 +216,8 @@ def test_slow_road_is_exact_and_says_so_once(branch, b, caplog):
     flat = Flat(Bilinear(branch))
     with caplog.at_level(logging.WARNING):
         assert_exact(flat, {"x": torch.randn(b, 3)}, losses, fast=False)
-    assert [r.message.count("bilinear") for r in caplog.records] == [1]
+    named = "Tensor.sum" if branch and b > 1 else "bilinear"
+    assert [r.message.count(named) for r in caplog.records] == [1]
 
 
 def test_lstm_takes_the_slow_road():
@@ -296,7 +297,7 @@ def test_slow_road_draws_a_mask_for_each_record():
 
     clipped = ClippedGradient(Both())
     clipped({"x": torch.ones(2, 1)}, lambda m, b: m(b["x"]).sum(1), inf)
-    assert clipped._told
+    assert clipped.obstacle
     # Same mask for both records: only 0 and 4. Independent masks: a 2 somewhere, but for 2^-200.
     assert 2.0 in clipped.flat.grad[:200]
 
@@ -358,13 +359,13 @@ def test_parts_are_cut_so_that_memory_is_bounded(monkeypatch):
 
     clipped, batch = ClippedGradient(small_cnn()), images(20)
     clipped(batch, noting, 1.0)
-    assert seen[-1] == 20
+    assert max(seen) == 20
     whole = clipped.flat.grad.clone()
     found = next(iter(clipped._surveys.values()))
     monkeypatch.setattr(module, "MUCH", 6 * max(found.plain, found.kept))
     seen.clear()
     clipped(batch, noting, 1.0)
-    assert seen == [5, 5, 5, 5]
+    assert [n for n in seen if n != 2] == [5, 5, 5, 5]  # two: the same program on another number of records
     close(clipped.flat.grad, whole, 1e-6)
 
 

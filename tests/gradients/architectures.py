@@ -1,0 +1,122 @@
+"""Twenty-eight architectures of transformers, tiny and from their configs, with batches of uneven records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as hub
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit.gradients import Batch, Losses
+
+SMALL = {
+    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 24, "max_position_embeddings": 32, "num_labels": 3, "pad_token_id": 0,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "attention_dropout": 0.0,
+    "bos_token_id": 1, "eos_token_id": 2, "num_key_value_heads": 2,
+}  # fmt: skip
+"""Options that most configs know; those that a config does not know are left out."""
+
+
+def tokens(b: int, length: int = 8) -> Batch:
+    """Texts of different lengths, as in every real batch."""
+    mask = (torch.arange(length) < torch.randint(3, length + 1, (b, 1))).long()
+    mask[0] = 1
+    ids = torch.randint(3, 40, (b, length)) * mask
+    return {"input_ids": ids, "attention_mask": mask, "y": torch.arange(b) % 3}
+
+
+def images(b: int, size: int = 16) -> Batch:
+    return {"x": torch.randn(b, 3, size, size), "y": torch.arange(b) % 3}
+
+
+def text(module: nn.Module, batch: Batch) -> Tensor:
+    logits = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return F.cross_entropy(logits, batch["y"], reduction="none")
+
+
+def pooled(module: nn.Module, batch: Batch) -> Tensor:
+    """For models without a head: the mean over a record's own tokens."""
+    mask = batch["attention_mask"].unsqueeze(-1)
+    out = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    return ((out * mask).sum(1) / mask.sum(1)).sin().sum(1)
+
+
+def next_token(module: nn.Module, batch: Batch) -> Tensor:
+    logits = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    each = F.cross_entropy(logits.transpose(1, 2), batch["input_ids"][:, 1:], reduction="none")
+    return (each * batch["attention_mask"][:, 1:]).sum(1)
+
+
+def unmasked(module: nn.Module, batch: Batch) -> Tensor:
+    """For models that know no mask."""
+    return F.cross_entropy(module(input_ids=batch["input_ids"]).logits, batch["y"], reduction="none")
+
+
+def picture(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch["x"]).logits, batch["y"], reduction="none")
+
+
+def sound(module: nn.Module, batch: Batch) -> Tensor:
+    return module(batch["x"]).last_hidden_state.sin().sum((1, 2))
+
+
+def made(config: str, model: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        kind = getattr(hub, config)
+        known = {k: v for k, v in SMALL.items() if k not in kind.attribute_map}
+        built: nn.Module = getattr(hub, model)(kind(**{**known, **options}))
+        return built.train()
+
+    return build
+
+
+ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Batch, Losses]] = {
+    "bert": (made("BertConfig", "BertForSequenceClassification"), tokens(4), text),
+    "roberta": (made("RobertaConfig", "RobertaForSequenceClassification"), tokens(4), text),
+    "distilbert": (made("DistilBertConfig", "DistilBertForSequenceClassification", dim=16, n_layers=2, n_heads=2,
+        hidden_dim=24, dropout=0.0, seq_classif_dropout=0.0), tokens(4), text),
+    "albert": (made("AlbertConfig", "AlbertForSequenceClassification", embedding_size=8,
+        classifier_dropout_prob=0.0), tokens(4), text),
+    "electra": (made("ElectraConfig", "ElectraForSequenceClassification", embedding_size=8), tokens(4), text),
+    "deberta": (made("DebertaV2Config", "DebertaV2ForSequenceClassification", relative_attention=True,
+        pos_att_type=["p2c", "c2p"], position_buckets=4, pooler_hidden_size=16), tokens(4), text),
+    "modernbert": (made("ModernBertConfig", "ModernBertForSequenceClassification", local_attention=4,
+        cls_token_id=1, sep_token_id=2), tokens(4), text),
+    "longformer": (made("LongformerConfig", "LongformerForSequenceClassification", attention_window=4),
+        tokens(4), text),
+    "fnet": (made("FNetConfig", "FNetForSequenceClassification"), tokens(4), unmasked),
+    "yoso": (made("YosoConfig", "YosoForSequenceClassification", use_expectation=True), tokens(4), text),
+    "t5-encoder": (made("T5Config", "T5EncoderModel", d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
+        dropout_rate=0.0), tokens(4), pooled),
+    "gpt2": (made("GPT2Config", "GPT2ForSequenceClassification", n_embd=16, n_layer=2, n_head=2, n_positions=32,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), tokens(4), text),
+    "gpt2-lm": (made("GPT2Config", "GPT2LMHeadModel", n_embd=16, n_layer=2, n_head=2, n_positions=32,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), tokens(4), next_token),
+    "opt": (made("OPTConfig", "OPTForCausalLM", ffn_dim=24, dropout=0.0, word_embed_proj_dim=16),
+        tokens(4), next_token),
+    "bloom": (made("BloomConfig", "BloomForCausalLM", n_layer=2, n_head=2), tokens(4), next_token),
+    "gpt-neox": (made("GPTNeoXConfig", "GPTNeoXForCausalLM", hidden_dropout=0.0), tokens(4), next_token),
+    "llama": (made("LlamaConfig", "LlamaForCausalLM"), tokens(4), next_token),
+    "mistral": (made("MistralConfig", "MistralForCausalLM", sliding_window=4), tokens(4), next_token),
+    "qwen2": (made("Qwen2Config", "Qwen2ForCausalLM"), tokens(4), next_token),
+    "mixtral": (made("MixtralConfig", "MixtralForCausalLM", num_local_experts=3), tokens(4), next_token),
+    "mamba": (made("MambaConfig", "MambaForCausalLM", state_size=4, expand=2), tokens(4), next_token),
+    "vit": (made("ViTConfig", "ViTForImageClassification", image_size=16, patch_size=4), images(4), picture),
+    "deit": (made("DeiTConfig", "DeiTForImageClassification", image_size=16, patch_size=4), images(4), picture),
+    "swin": (made("SwinConfig", "SwinForImageClassification", image_size=16, patch_size=2, embed_dim=8,
+        depths=[2, 2], num_heads=[2, 2], window_size=4, drop_path_rate=0.0), images(4), picture),
+    "convnext": (made("ConvNextConfig", "ConvNextForImageClassification", hidden_sizes=[8, 16], depths=[1, 1],
+        num_stages=2, image_size=16), images(4), picture),
+    "mobilevit": (made("MobileViTV2Config", "MobileViTV2ForImageClassification", image_size=16), images(4), picture),
+    "whisper-encoder": (lambda: hub.models.whisper.modeling_whisper.WhisperEncoder(hub.WhisperConfig(d_model=16,
+        encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=24, num_mel_bins=8, max_source_positions=10,
+        dropout=0.0, encoder_layerdrop=0.0)).train(), {"x": torch.randn(4, 8, 20)}, sound),
+    "wav2vec2": (made("Wav2Vec2Config", "Wav2Vec2Model", conv_dim=[8, 8], conv_stride=[4, 2], conv_kernel=[6, 3],
+        num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, layerdrop=0.0,
+        hidden_dropout=0.0, activation_dropout=0.0, feat_proj_dropout=0.0, apply_spec_augment=False),
+        {"x": torch.randn(4, 120)}, sound),
+}  # fmt: skip
