@@ -25,7 +25,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed  ## set everything up and train a small model on real data
 	@$(BIN)/tacit run recipes/quickstart.yaml
 
-test: $(VENV)/.installed-dev lint  ## lint, types and every test
+# The benchmarks' environment is not built by the tests, but it is resolved, so that it cannot rot unseen.
+$(VENV)/.bench-resolves: $(VENV)/.installed-dev pyproject.toml bench/constraints.txt bench/requirements.txt
+	@echo "Asking whether the benchmarks' environment can be built (once; about half a minute)…"
+	@$(PIP) install --dry-run --ignore-installed -c bench/constraints.txt -e '.[transformers]' \
+		-r bench/requirements.txt
+	@touch $@
+
+test: $(VENV)/.installed-dev $(VENV)/.bench-resolves lint  ## lint, types and every test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal tests src
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict

@@ -113,7 +113,7 @@ BAD = [
     (["--set", "model.hiden=[8]"], "hiden"),
     (["--set", "model.hidden=abc"], "model: mlp cannot be built with hidden: 'abc'"),
     (["--set", "engine.workers=-1"], "engine.workers: must be"),
-    (["--sett", "rounds=1"], "No such option: --sett"),
+    (["--sett", "rounds=1"], "No such option"),
     (["--jobs", "0"], "see `tacit run --help`"),
     (["--set", "data.name=fashion-mnist-slize"], "fashion-mnist-slice"),
     (["--set", "data.partition.clients=20000"], "20000 clients"),

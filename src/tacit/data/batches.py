@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from tacit.data.records import Batch, Indices, Records
+from tacit.data.widths import apart, one_by_one
 
 MANY = 1024
 """Records that are copied out of their storage at once: a client may hold more than memory does."""
@@ -71,43 +72,88 @@ def by_seconds(
             start = stop
 
 
-Change = Callable[[Batch, NDArray[np.int64]], Batch]
-"""Changes a batch in storage form, given its records' positions (augmentation)."""
+Change = Callable[[Batch, NDArray[np.int64], int], Batch]
+"""Changes a batch in storage form, given its records' positions and the batch's number (augmentation)."""
 
 
 def gather(
-    records: Records, indices: Indices, rows: Iterable[NDArray[np.int64]], change: Change | None = None
+    records: Records,
+    indices: Indices,
+    rows: Iterable[NDArray[np.int64]],
+    change: Change | None = None,
+    numbers: Iterator[int] | None = None,
 ) -> Iterator[Batch]:
     """The batches whose positions among the client's `indices` are `rows`, changed and prepared one by one.
 
     Records are copied out of their storage about one pass over the client at a time, and a batch is a view of
     that copy: for small records, to gather each batch by itself would cost as much as a tenth of a step. Few
-    and small ones are even prepared together, where `records.joint` says that this is as good.
+    and small ones are even prepared together, where `records.joint` says that this is as good. `numbers`
+    are what `change` is told the batches are; 0, 1, 2 … if not given.
     """
+    for (batch,) in _gather(records, lambda b: [records.prepare(b)], indices, rows, change, numbers):
+        yield batch
+
+
+def gather_apart(
+    records: Records,
+    indices: Indices,
+    rows: Iterable[NDArray[np.int64]],
+    change: Change | None = None,
+    numbers: Iterator[int] | None = None,
+) -> Iterator[list[Batch]]:
+    """The same batches, each as parts in which no record depends on another (see `tacit.data.widths`).
+
+    Records that do not say how are taken and prepared one at a time.
+    """
+    own = apart(records)
+    if own is not None:
+        yield from _gather(records, own.apart, indices, rows, change, numbers)
+        return
+    for number, positions in zip(count() if numbers is None else numbers, rows, strict=False):
+        singles = [records.take(indices[[i]]) for i in positions]
+        if change is not None:
+            singles = [change(one, positions[[i]], number) for i, one in enumerate(singles)]
+        yield one_by_one(records, singles)
+
+
+def _gather(
+    records: Records,
+    ready: Callable[[Batch], list[Batch]],
+    indices: Indices,
+    rows: Iterable[NDArray[np.int64]],
+    change: Change | None,
+    numbers: Iterator[int] | None,
+) -> Iterator[list[Batch]]:
+    numbers = count() if numbers is None else numbers
     ahead: list[NDArray[np.int64]] = []
     waiting = 0
     for positions in rows:
         ahead.append(positions)
         waiting += len(positions)
         if waiting >= min(len(indices), MANY):
-            yield from _cut(records, indices, ahead, change)
+            yield from _cut(records, ready, indices, ahead, change, numbers)
             ahead, waiting = [], 0
     if ahead:
-        yield from _cut(records, indices, ahead, change)
+        yield from _cut(records, ready, indices, ahead, change, numbers)
 
 
 def _cut(
-    records: Records, indices: Indices, rows: list[NDArray[np.int64]], change: Change | None
-) -> Iterator[Batch]:
+    records: Records,
+    ready: Callable[[Batch], list[Batch]],
+    indices: Indices,
+    rows: list[NDArray[np.int64]],
+    change: Change | None,
+    numbers: Iterator[int],
+) -> Iterator[list[Batch]]:
     together = records.take(indices[np.concatenate(rows)])
     lengths = [len(positions) for positions in rows]
     small = sum(values.nbytes for values in together.values()) <= SMALL
-    ready = small and change is None and getattr(records, "joint", False)
-    if ready:
+    jointly = small and change is None and getattr(records, "joint", False)
+    if jointly:
         together = records.prepare(together)
     split = zip(*(torch.split(values, lengths) for values in together.values()), strict=True)
     for positions, parts in zip(rows, split, strict=True):
         batch = dict(zip(together, parts, strict=True))
         if change is not None:
-            batch = change(batch, positions)
-        yield batch if ready else records.prepare(batch)
+            batch = change(batch, positions, next(numbers))
+        yield [batch] if jointly else ready(batch)

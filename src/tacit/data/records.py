@@ -141,6 +141,10 @@ class ArrayRecords:
     def raw(self, index: int) -> bytes:
         return bytes(self.x[index].tobytes() + self.y[index].tobytes())
 
+    def apart(self, batch: Batch) -> list[Batch]:
+        """All in one part: records have one shape, and `prepare` reckons with each number by itself."""
+        return [self.prepare(batch)]
+
     def __reduce__(self) -> tuple[Any, ...]:
         parts = tuple(packed(a) for a in (self.x, self.y, self._users))
         return _unpickle, (parts, self.mean, self.std, self.size)
@@ -150,26 +154,26 @@ class Subset:
     """Some of another's records, as records of their own."""
 
     def __init__(self, records: Records, indices: Indices) -> None:
-        self._records, self._indices = records, indices
+        self.records, self._indices = records, indices
 
     def __len__(self) -> int:
         return len(self._indices)
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        labels = self._records.labels
+        labels = self.records.labels
         return None if labels is None else labels[self._indices]
 
     @property
     def users(self) -> NDArray[Any] | None:
-        users = self._records.users
+        users = self.records.users
         return None if users is None else users[self._indices]
 
     def take(self, indices: Indices) -> Batch:
-        return self._records.take(self._indices[indices])
+        return self.records.take(self._indices[indices])
 
     def prepare(self, batch: Batch) -> Batch:
-        return self._records.prepare(batch)
+        return self.records.prepare(batch)
 
 
 def resize(pictures: Tensor, size: int) -> Tensor:

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch.nn import functional
 
 from tacit.data.records import Batch, Indices, packed, unpacked
 from tacit.data.tokens import Tokenizer
+from tacit.data.widths import by_edge, edge, fit
 
 BUCKET = 16
 """Batches are as long as their longest text, rounded up to a multiple of this: few shapes, little padding."""
@@ -70,8 +70,8 @@ class TextRecords:
 
     `take` gives `ids` (one more than the tokenizer's; 0 after a text's end), `length` and, for pairs that the
     model tells apart, `second`; `prepare` makes `input_ids`, `attention_mask` and `token_type_ids` of
-    them. Classes are `y` in both. Padding is on the right, where masks hide it from the model: a text's loss
-    and gradient do not depend on who shares its batch, but for rounding and the drawing of dropout masks.
+    them. Classes are `y` in both. Padding is on the right, where masks hide it from a model that heeds them.
+    `apart` does not rely on that: there a text is padded by its own length.
 
     `keep` is the folder for tokens; without one, or where it cannot be written, each process has its own.
     """
@@ -131,10 +131,17 @@ class TextRecords:
         return batch
 
     def prepare(self, batch: Batch) -> Batch:
-        ids, lengths = batch["ids"], batch["length"]
+        lengths = batch["length"]
         longest = int(lengths.max()) if len(lengths) else 1
-        width = min(self.max_length, -(-max(longest, 1) // BUCKET) * BUCKET)
-        ids = functional.pad(ids[:, :width], (0, max(0, width - ids.shape[1]))).long()
+        return self._padded(batch, min(self.max_length, -(-max(longest, 1) // BUCKET) * BUCKET))
+
+    def apart(self, batch: Batch) -> list[Batch]:
+        """Each text as long as its own bucket; edges follow from `max_length` alone."""
+        edges = [(edge(length, BUCKET, self.max_length),) for length in batch["length"].tolist()]
+        return [self._padded(part, width) for (width,), part in by_edge(batch, edges)]
+
+    def _padded(self, batch: Batch, width: int) -> Batch:
+        ids, lengths = fit(batch["ids"], width).long(), batch["length"]
         place = torch.arange(width, device=ids.device)
         mask = place < lengths.unsqueeze(1)
         ready = {

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.algorithms import Algorithm
-from tacit.data import Batch, Population, batches
-from tacit.gradients import ClippedGradient, plain_gradient
+from tacit.data import Batch, Population, Records, batches
+from tacit.engine.isolation import Pristine
+from tacit.gradients import ClippedGradient, batch_size, plain_gradient
+from tacit.gradients.records import in_full
 from tacit.privacy import Bits, ExampleLevel, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat
@@ -42,6 +45,10 @@ class Local:
         return int((self.epochs or 1) * max(1, -(-examples // self.batch)))
 
 
+def nothing() -> None:
+    """What is done before a step whose coins need nothing."""
+
+
 class Gradients(Protocol):
     """Where a client's batches and gradients come from: plain, or private at example level."""
 
@@ -49,11 +56,24 @@ class Gradients(Protocol):
     def noise_variance(self) -> float:
         """Variance that privacy adds to each coordinate."""
 
-    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
-        """Positions of each batch's records among the client's own."""
+    @property
+    def exact(self) -> bool:
+        """Whether what is known of the records beside their gradients may be used for what is sent."""
 
-    def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
-        """Put the gradient of a batch into `flat.grad`; returns the mean loss.
+    def batches(
+        self,
+        records: Records,
+        indices: NDArray[np.int64],
+        change: batches.Change | None,
+        numbers: Iterator[int],
+    ) -> Iterator[list[Batch]]:
+        """One list for each step: the parts of its batch, ready for the model.
+
+        `change` is done to each batch, told its number, the next of `numbers`.
+        """
+
+    def fill(self, flat: Flat, parts: list[Batch], task: Task, scale: Tensor | None) -> Tensor:
+        """Put the gradient of a batch into `flat.grad`; returns the losses, or their mean in their place.
 
         `scale` multiplies each record's gradient (a vector as long as the parameters).
         """
@@ -69,8 +89,19 @@ class PlainGradients:
     durations: NDArray[Any] | None = None
     """Seconds of each of the client's records, for batches by seconds."""
     noise_variance: float = 0.0
+    exact: bool = True
+
+    def batches(
+        self,
+        records: Records,
+        indices: NDArray[np.int64],
+        change: batches.Change | None,
+        numbers: Iterator[int],
+    ) -> Iterator[list[Batch]]:
+        return ([b] for b in batches.gather(records, indices, self.rows(len(indices)), change, numbers))
 
     def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
+        """Positions of each batch's records among the client's own."""
         local, times = self.local, self.batches_per_step
         if local.seconds is not None and self.durations is not None:
             epochs = (local.epochs or 1) * times if local.steps is None else None
@@ -80,11 +111,12 @@ class PlainGradients:
             return batches.steps(examples, local.batch, local.steps * times, self.rng)
         return batches.epochs(examples, local.batch, (local.epochs or 1) * times, self.rng)
 
-    def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
+    def fill(self, flat: Flat, parts: list[Batch], task: Task, scale: Tensor | None) -> Tensor:
+        (batch,) = parts
         loss = plain_gradient(flat, batch, task.losses)
         if scale is not None:
             flat.grad.mul_(scale)
-        return loss
+        return loss.expand(batch_size(batch))
 
 
 @dataclass(frozen=True)
@@ -92,7 +124,9 @@ class PrivateGradients:
     """Poisson batches, and g̃ = (1/B)[Σ_j clip_C(g_j) + N(0, σ²C²)] for each.
 
     Unit: one record of the client (add or remove). The mechanism draws, noises and was charged by the same
-    workload.
+    workload. A record comes in the width of its own bucket, in a part of such records alone, so what it adds
+    to the sum does not depend on which others were drawn. What the model was before the gradient it is
+    after it: whatever else would carry records past the clipping is refused.
     """
 
     mechanism: ExampleLevel
@@ -101,6 +135,11 @@ class PrivateGradients:
     coins: Bits
     noise: Bits
     examples: int
+    model: Pristine | None = None
+    """What a gradient must leave as it was."""
+    masks: Callable[[], None] = nothing
+    """Called before each step: fresh coins for the model's own dice."""
+    exact: bool = False
 
     @cached_property
     def expected_batch(self) -> float:
@@ -112,16 +151,43 @@ class PrivateGradients:
         dimension = self.clipped.flat.grad.numel()
         return (self.mechanism.std(dimension, self.expected_batch) / self.expected_batch) ** 2
 
-    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
-        return self.mechanism.batches(examples, self.workload, self.coins)
+    def batches(
+        self,
+        records: Records,
+        indices: NDArray[np.int64],
+        change: batches.Change | None,
+        numbers: Iterator[int],
+    ) -> Iterator[list[Batch]]:
+        rows = self.mechanism.batches(len(indices), self.workload, self.coins)
+        return batches.gather_apart(records, indices, rows, change, numbers)
 
-    def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
+    def fill(self, flat: Flat, parts: list[Batch], task: Task, scale: Tensor | None) -> Tensor:
         clip = self.mechanism.clip
         bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
         clipped = self.clipped if scale is None else ClippedGradient(flat, precondition=scale)
-        result = clipped(batch, task.losses, bound)
+        self.masks()
+        losses = self._sum(flat, parts, clipped, task, bound)
+        if self.model is not None:
+            self.model.refuse_changes()
         self.mechanism.privatize_(flat.grad, self.noise, self.expected_batch)
-        return result.loss_sum / max(len(result.norms), 1)
+        return losses
+
+    @staticmethod
+    def _sum(flat: Flat, parts: list[Batch], clipped: ClippedGradient, task: Task, bound: Any) -> Tensor:
+        """Leave Σ_j clip(g_j) over all parts in `flat.grad`; each part's mean loss for its records."""
+        parts = [part for part in parts if batch_size(part)]
+        if not parts:
+            flat.grad.zero_()
+            return flat.grad.new_zeros(0)
+        found, total = [], None
+        for part in parts:
+            result = clipped(part, task.losses, bound)
+            found.append((result.loss_sum / len(result.norms)).expand(len(result.norms)))
+            if len(parts) > 1:
+                total = in_full(flat.grad).clone() if total is None else total.add_(flat.grad)
+        if total is not None:
+            flat.grad.copy_(total)
+        return torch.cat(found)
 
 
 def workload(population: Population, local: Local, algorithm: Algorithm, seed: int) -> Workload:

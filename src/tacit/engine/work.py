@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from math import fsum
 
 import numpy as np
@@ -15,14 +16,20 @@ from tacit.data import Batch, Records, batches
 from tacit.engine.contract import Order
 from tacit.engine.local import Gradients, Local
 from tacit.errors import UserError
-from tacit.gradients import batch_size, plain_gradient
+from tacit.gradients import plain_gradient
 from tacit.gradients.plain import Descent
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors
 
 
 class LocalWork:
-    """The `Work` (see `tacit.algorithms`) of one client in one round."""
+    """The `Work` (see `tacit.algorithms`) of one client in one round.
+
+    Under example-level privacy nothing exact is in an algorithm's hands: gradients are private, losses are
+    refused, and what is left (steps, step sizes, the number of records) is public. Names that begin with an
+    underscore are not part of this: Python hides nothing from code that means harm, and code that is not
+    trusted must not run where the records are.
+    """
 
     def __init__(
         self,
@@ -37,12 +44,14 @@ class LocalWork:
         queries: int,
         public: Iterator[NDArray[np.int64]] | None = None,
         descent: Descent | None = None,
-        augment: Callable[[Batch, NDArray[np.int64], int], Batch] | None = None,
+        augment: batches.Change | None = None,
+        losses: list[Tensor] | None = None,
     ) -> None:
         """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
 
         `descent`: the short way to an SGD step, for plain gradients. `augment`: what changes a batch, given
-        its records' places and the number of batches before it.
+        its records' places and the number of batches before it. `losses` is filled as gradients are asked
+        for, whoever may read it.
         """
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
@@ -54,20 +63,28 @@ class LocalWork:
         self._gradients, self._lr, self._queries, self._public = gradients, order.lr, queries, public
         self._initial_personal = initial_personal
         self._descent = descent if local.clip is None and not local.weight_decay else None
-        self._augment, self._drawn = augment, 0
+        self._augment, self._numbers = augment, count()
         self._noted: dict[str, list[float]] = {}
         self._indices = indices
-        self._batches: Iterator[Batch] = iter(())
+        self._batches: Iterator[list[Batch]] = iter(())
         self._passes = 0
-        self._batch: Batch = {}
+        self._parts: list[Batch] = []
         self._asked = 0
-        self._losses: list[Tensor] = []
+        self._losses: list[Tensor] = [] if losses is None else losses
 
     @property
     def loss(self) -> float:
-        """Mean training loss over the records that gradients were asked of."""
-        seen = torch.cat(self._losses).tolist() if self._losses else []
-        return fsum(seen) / len(seen) if seen else 0.0
+        """Mean training loss over the records that gradients were asked of.
+
+        Refused under example-level privacy: it is exact, and would go past the noise with whatever is made
+        of it. How many records a client has (`examples`) counts as public there.
+        """
+        if not self._gradients.exact:
+            raise UserError(
+                "work.loss is an exact number about private records, so under example-level privacy a client "
+                "cannot use it for what it sends; use work.gradient(), and work.note() for the record"
+            )
+        return mean_loss(self._losses)
 
     @property
     def notes(self) -> dict[str, float]:
@@ -96,9 +113,7 @@ class LocalWork:
         self._passes += 1
         if self._passes > 1 and self._gradients.noise_variance:
             raise RuntimeError("a second pass over the records is not charged; example-level privacy has one")
-        rows = self._gradients.rows(self.examples)
-        augment = None if self._augment is None else self._augmented
-        self._batches = batches.gather(self._records, self._indices, rows, augment)
+        self._batches = self._gradients.batches(self._records, self._indices, self._augment, self._numbers)
         while self._draw():
             self.count += 1
             self.travel += self._lr
@@ -121,7 +136,7 @@ class LocalWork:
             self._flat.shared.sub_(self.gradient(), alpha=lr)
             return
         with torch.enable_grad():
-            losses = self._descent(self._batch, self._task.losses, lr)
+            losses = self._descent(self._parts[0], self._task.losses, lr)
         self._losses.append(losses)
 
     def note(self, name: str, value: float) -> None:
@@ -148,20 +163,20 @@ class LocalWork:
                 "each one costs privacy, so let its `queries` say how many there are"
             )
         with torch.enable_grad():
-            loss = self._gradients.fill(self._flat, self._batch, self._task, scale)
-        self._losses.append(loss.expand(batch_size(self._batch)))
-
-    def _augmented(self, batch: Batch, rows: NDArray[np.int64]) -> Batch:
-        assert self._augment is not None
-        self._drawn += 1
-        return self._augment(batch, rows, self._drawn - 1)
+            self._losses.append(self._gradients.fill(self._flat, self._parts, self._task, scale))
 
     def _draw(self) -> bool:
-        batch = next(self._batches, None)
-        if batch is None:
+        parts = next(self._batches, None)
+        if parts is None:
             return False
-        self._batch, self._asked = batch, 0
+        self._parts, self._asked = parts, 0
         return True
+
+
+def mean_loss(losses: list[Tensor]) -> float:
+    """The mean over records, of each gradient's losses."""
+    seen = torch.cat(losses).tolist() if losses else []
+    return fsum(seen) / len(seen) if seen else 0.0
 
 
 def public_steps(steps: int | None) -> int:

@@ -11,7 +11,8 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,17 +25,19 @@ from torch import Tensor, nn
 
 from tacit import randomness
 from tacit.algorithms import Algorithm
-from tacit.data import Batch, Population, Records, batches
+from tacit.data import Population, Records, batches
 from tacit.data.augment import Augment
 from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory
+from tacit.engine.coins import cipher_coins, refresh_generator
 from tacit.engine.contract import Order, Report, Tune, Visit
-from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, workload
+from tacit.engine.isolation import Pristine, refuse_leaky_modules
+from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, nothing, workload
 from tacit.engine.memory import MemoryStore
-from tacit.engine.work import LocalWork
+from tacit.engine.work import LocalWork, mean_loss
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
-from tacit.privacy import Bits, ExampleLevel, Mechanism, Workload
+from tacit.privacy import ExampleLevel, Mechanism, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors, read_buffers
 
@@ -70,6 +73,10 @@ class Job:
     """Records that belong to no client and need no protection."""
     augment: Augment | None = None
     """Random changes to the records a client trains on; never to those that judge a model."""
+
+    def __post_init__(self) -> None:
+        if self.privacy is not None:
+            refuse_leaky_modules(self.model, examples=isinstance(self.privacy, ExampleLevel))
 
     @cached_property
     def layout(self) -> Layout:
@@ -118,28 +125,31 @@ class Worker:
         self._clipped = ClippedGradient(self.flat) if example_level else None
         self._descent = None if example_level else Descent(self.flat)
         self._bits = np.random.PCG64(0)
-        # What one client leaves in the resident model must not reach the next one: not even integers, or
-        # buffers that no checkpoint holds.
-        self._fresh = [
-            (part._buffers, name, buffer, buffer._version, buffer.clone())
-            for part in self.flat.module.modules()
-            for name, buffer in part._buffers.items()
-            if buffer is not None and buffer._base is not self.flat.buffers
-        ]
+        self.flat.module.train()
+        flat = self.flat
+        roots = {"model": flat.module, "task": job.task}
+        self._model = Pristine(roots, overwritten=(flat.values, flat.grad, flat.buffers))
+        self._algorithm = Pristine({"algorithm": job.algorithm})
+        if job.privacy is not None:
+            self._model.watch_large()
 
     def sum(self, order: Order, message: Vectors, shard: Sequence[Visit], into: Vectors) -> list[Report]:
         """Train a shard's clients in turn and leave the weighted sum of their uploads in `into`."""
         for total in into.values():
             total.zero_()
-        self.flat.module.train()
-        return [self._visit(order, message, visit, into) for visit in shard]
+        with cipher_coins() if self._secret_coins else nullcontext():
+            reports = [self._visit(order, message, visit, into) for visit in shard]
+        if self.job.privacy is not None:
+            self._model.refuse_large_changes()
+        return reports
 
     @torch.no_grad()
     def _visit(self, order: Order, message: Vectors, visit: Visit, into: Vectors) -> Report:
         start = time.perf_counter()
         job, flat, client = self.job, self.flat, visit.client
+        self.load(message)
         self._seed(order, client)
-        self._reset_buffers(message)
+        losses: list[Tensor] = []
         work = LocalWork(
             flat,
             job.task,
@@ -153,6 +163,7 @@ class Worker:
             public=self._public(order, client),
             descent=self._descent,
             augment=self._augment(order, client),
+            losses=losses,
         )
         try:
             upload, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
@@ -172,7 +183,7 @@ class Worker:
             weight=weight,
             examples=work.examples,
             steps=work.count,
-            loss=work.loss,
+            loss=mean_loss(losses),
             norm=norm,
             finite=finite,
             remembers=finite and bool(memory),
@@ -181,18 +192,10 @@ class Worker:
             layers=layers,
         )
 
-    def _reset_buffers(self, message: Vectors) -> None:
-        if self.flat.buffers.numel():
-            self.flat.buffers.copy_(message[BUFFERS])
-        self.forget()
-
     def forget(self) -> None:
-        """Buffers that do not travel, as they were at first."""
-        for i, (owner, name, buffer, version, first) in enumerate(self._fresh):
-            if owner.get(name) is not buffer or buffer._version != version:
-                buffer.copy_(first)
-                owner[name] = buffer
-                self._fresh[i] = (owner, name, buffer, buffer._version, first)
+        """Whatever clients left in the model, the task and the algorithm, as it was at first."""
+        self._model.restore()
+        self._algorithm.restore()
 
     @property
     def _secret_coins(self) -> bool:
@@ -203,10 +206,7 @@ class Worker:
     def _seed(self, order: Order, client: int) -> None:
         """Seed torch for one client (dropout)."""
         if self._secret_coins:
-            # One record more or less moves the masks of those after it in a batch. That is covered if masks
-            # are coins like any other; whoever knew them could see far more than one clipped gradient.
-            torch.manual_seed(secrets.randbits(63))
-            torch.default_generator.set_state(_secret_state())
+            refresh_generator()
             return
         seed = randomness.torch_seed(self.job.seed, "client", order.round, client)
         if self.flat.values.device.type == "cpu":
@@ -230,6 +230,8 @@ class Worker:
             job.privacy.bits(*name, 0),
             job.privacy.bits(*name, 1),
             len(job.population.train(client)),
+            model=self._model,
+            masks=refresh_generator if self._secret_coins else nothing,
         )
 
     def _durations(self, client: int) -> NDArray[Any] | None:
@@ -256,7 +258,7 @@ class Worker:
         self._bits.state = state
         return np.random.Generator(self._bits)
 
-    def _augment(self, order: Order, client: int) -> Callable[[Batch, NDArray[np.int64], int], Batch] | None:
+    def _augment(self, order: Order, client: int) -> batches.Change | None:
         if self.job.augment is None:
             return None
         key = randomness.key(self.job.seed, "augment", order.round, client)
@@ -296,10 +298,17 @@ class Worker:
             )
 
     def load(self, message: Vectors, personal: Tensor | None = None) -> None:
-        """Put the server's model (and a client's personal part) into the resident model."""
-        self.flat.shared.copy_(message["theta"])
-        self.flat.personal.copy_(self._initial_personal if personal is None else personal)
-        self._reset_buffers(message)
+        """Put the server's model (and a client's personal part) into the resident model, and nothing else:
+        what others left there is gone.
+        """
+        flat = self.flat
+        self.forget()
+        flat.shared.copy_(message["theta"])
+        flat.personal.copy_(self._initial_personal if personal is None else personal)
+        if flat.buffers.numel():
+            flat.buffers.copy_(message[BUFFERS])
+        if bool(flat.grad.any()):  # asked first: a gradient that nobody fills takes no memory
+            flat.grad.zero_()
 
     def evaluate_chunk(self, chunk: int) -> dict[str, float]:
         """Sums of the task's metrics over one chunk of the common test set; call `load` first."""
@@ -351,15 +360,3 @@ def add_sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in part.items():
             total[name] = total.get(name, 0.0) + value
     return total
-
-
-def _secret_state() -> Tensor:
-    """A whole state for torch's CPU generator that nobody can guess, for a model's own dice (dropout).
-
-    Layout (5056 bytes): the seed (8), words left (4), seeded (4), next word (8), 624 words of 8 bytes with
-    32 bits each, then cached normals. "One left" makes the generator stir the new words before using them.
-    """
-    state = np.zeros(5056, dtype=np.uint8)
-    state[8:16] = np.array([1, 1], dtype=np.int32).view(np.uint8)
-    state[24 : 24 + 8 * 624] = (Bits.secret().words(624) >> np.uint64(32)).view(np.uint8)
-    return torch.from_numpy(state)

@@ -24,9 +24,12 @@ from numpy.typing import NDArray
 
 from tacit.data.records import Batch, Indices, packed, unpacked
 from tacit.data.speech.features import BANDS, RATE, log_mel
+from tacit.data.widths import by_edge, edge, fit
 
 BUCKET = 24
 """Batches are padded to a multiple of so many frames: few distinct shapes, which kernels like."""
+TOKEN_BUCKET = 16
+"""The least width of a transcript that is padded by itself."""
 
 
 class SpeechRecords:
@@ -118,6 +121,15 @@ class SpeechRecords:
             "x": batch["x"][:, :widest].float(),
             "tokens": batch["tokens"][:, : int(batch["lengths"].max())],
         }
+
+    def apart(self, batch: Batch) -> list[Batch]:
+        """Each utterance and its transcript as long as their own buckets."""
+        lengths = zip(batch["frames"].tolist(), batch["lengths"].tolist(), strict=True)
+        edges = [(edge(frames, BUCKET), edge(tokens, TOKEN_BUCKET)) for frames, tokens in lengths]
+        return [
+            {**part, "x": fit(part["x"], frames).float(), "tokens": fit(part["tokens"], tokens)}
+            for (frames, tokens), part in by_edge(batch, edges)
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self._x, self._offsets, self._tokens, self._token_offsets, self._users, self._seconds)

@@ -1,0 +1,422 @@
+"""Nothing is left behind: what a resident model was before its first client, it is before every client.
+
+A guarantee for clients bounds what one client adds to a sum. That holds only if its upload does not depend on
+who went before it, and a resident model is a place to leave things: frozen parameters, buffers, counters and
+caches in attributes, rows of an embedding with `max_norm`, the vectors of a power iteration. `Pristine`
+remembers all of it and puts it back, or says what changed.
+
+>>> class Counts(nn.Module):
+...     def __init__(self):
+...         super().__init__()
+...         self.seen, self.log = 0, []
+>>> model = Counts()
+>>> first = Pristine({"model": model})
+>>> model.seen += 1; model.log.append("a record")
+>>> first.restore()
+>>> model.seen, model.log
+(0, [])
+
+What is seen, and when
+----------------------
+Seen is whatever can be reached from the model (and the task, and the algorithm): every module's attributes,
+through lists, dicts, sets, objects and closures; every tensor there, by its memory and not by its version
+counter, so a write through `.data` shows; generators of random numbers.
+
+- *Before every client*, and after every gradient under example-level privacy: all Python values; all tensors
+  bit for bit, up to `KEPT` bytes of them; the places in memory of the others.
+- *Under a guarantee, after every shard of clients, before its sum leaves the worker*: a keyed hash (GMAC) of
+  the tensors beyond `KEPT`, such as the frozen base of a large model. They are not put back but refused, and
+  the sum with them; a change passes with a probability below 2⁻⁹⁰.
+- *Never*: trained parameters and travelling buffers, which the worker overwrites before every client; global
+  variables and class attributes; what lives in C++ beside tensors (scripted modules are refused for that
+  under a guarantee); files, sockets. A model that keeps data of clients there means to.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import random
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from tacit.errors import UserError
+
+KEPT = 16 * 2**20
+"""Bytes of tensors that are remembered by a copy: smaller ones first."""
+MANY = 200_000
+"""Containers and objects that one model may consist of."""
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+_CLOSED = (type, types.ModuleType, types.BuiltinFunctionType, Enum, logging.Logger, weakref.ref, *_PLAIN)
+_REGISTERS = ("_parameters", "_buffers", "_modules")
+
+
+class Pristine:
+    """What some objects were, as far as Python can see."""
+
+    def __init__(self, roots: Mapping[str, object], overwritten: Iterable[Tensor] = ()) -> None:
+        """`roots`: the objects, by what a person calls them. `overwritten`: tensors whose memory somebody
+        else sets before every client.
+        """
+        self._root = ""
+        self._places: list[_Place] = []
+        self._empty: list[Any] = []
+        self._empty_names: list[str] = []
+        self._tensors: list[tuple[str, Tensor, Tensor, int]] = []
+        self._parameters: list[tuple[nn.Parameter, bool, Tensor | None]] = []
+        self._own = {t.untyped_storage().data_ptr() for t in overwritten}
+        self._alive: list[object] = []
+        memory: dict[int, tuple[str, Tensor]] = {}
+        for self._root, root in roots.items():
+            self._walk(root, memory)
+        self._kept: list[tuple[str, Tensor, Tensor]] = []
+        self._large: list[tuple[str, Tensor]] = []
+        room = KEPT
+        for name, raw in sorted(memory.values(), key=lambda item: item[1].numel()):
+            room -= raw.numel()
+            if room >= 0:
+                self._kept.append((name, raw, raw.clone()))
+            else:
+                self._large.append((name, raw))
+        self._key = os.urandom(32)
+        self._hashes: list[bytes] | None = None
+
+    # --- before a client --------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Everything as it was, but for large tensors: see `refuse_large_changes`."""
+        if any(self._empty):
+            for container in filter(None, self._empty):
+                container.clear()
+        for place in self._places:
+            if not place.same():
+                place.restore()
+        for _, tensor, first, pointer in self._tensors:
+            if tensor.data_ptr() != pointer or tensor.shape != first.shape:
+                tensor.data = first
+        for parameter, trained, grad in self._parameters:
+            if parameter.requires_grad != trained:
+                parameter.requires_grad_(trained)
+            if parameter.grad is not grad:
+                parameter.grad = grad
+        for _, raw, copy in self._kept:
+            if not torch.equal(raw, copy):
+                raw.copy_(copy)
+
+    # --- after a gradient -------------------------------------------------------------------------------
+
+    def refuse_changes(self) -> None:
+        """Raise if anything is not as it was, by its name. Large tensors: by their counters alone."""
+        name = next(self._changed(), None)
+        if name is not None:
+            raise UserError(
+                f"{name} changes as records pass, so it remembers them without clipping or noise; use a "
+                "layer that keeps nothing between batches"
+            )
+
+    def _changed(self) -> Iterator[str]:
+        if any(self._empty):
+            yield from (name for name, c in zip(self._empty_names, self._empty, strict=True) if c)
+        for place in self._places:
+            if not place.same():
+                yield from (f"attribute {path!r} of the {place.of}" for path in place.differences())
+        for name, tensor, first, pointer in self._tensors:
+            if tensor.data_ptr() != pointer or tensor.shape != first.shape:
+                yield name
+        for name, raw, copy in self._kept:
+            if not torch.equal(raw, copy):
+                yield name
+
+    # --- after a shard ----------------------------------------------------------------------------------
+
+    def watch_large(self) -> None:
+        """Hash the large tensors, so that a later change shows; once, before the first client."""
+        if self._hashes is None:
+            self._hashes = [self._hash(raw) for _, raw in self._large]
+
+    def refuse_large_changes(self) -> None:
+        """Raise if a large tensor is not what it was when `watch_large` was first called."""
+        for (name, raw), first in zip(self._large, self._hashes or (), strict=False):
+            if self._hash(raw) != first:
+                raise UserError(
+                    f"{name} is not trained, but a client's pass through the model changed it, which would "
+                    "reach the next client; let the model write to nothing but buffers, or train it"
+                )
+
+    def _hash(self, raw: Tensor) -> bytes:
+        """GMAC under a key of this object's own, for which nobody can make a collision."""
+        mac = Cipher(AES(self._key), GCM(bytes(12))).encryptor()
+        data = raw.cpu().numpy().data
+        for start in range(0, len(data), 1 << 30):
+            mac.authenticate_additional_data(data[start : start + (1 << 30)])
+        mac.finalize()
+        return mac.tag
+
+    # --- once -------------------------------------------------------------------------------------------
+
+    def _walk(self, root: object, memory: dict[int, tuple[str, Tensor]]) -> None:
+        """Note every container and tensor that can be reached from `root`."""
+        ahead: list[tuple[str, object]] = [("", root)]
+        seen: set[int] = {id(thing) for thing in self._alive}
+        while ahead:
+            path, thing = ahead.pop()
+            if isinstance(thing, _CLOSED) or id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            self._alive.append(thing)  # an id is a name only as long as its owner lives
+            if len(self._alive) > MANY:
+                raise UserError(
+                    f"the {self._root} holds more than {MANY:,} objects, with {path!r} among them; keep data "
+                    "outside of it"
+                )
+            ahead += self._note(path, thing, memory)
+
+    def _note(self, path: str, thing: Any, memory: dict[int, tuple[str, Tensor]]) -> list[tuple[str, object]]:
+        """Remember one thing; its parts, with their paths."""
+        if isinstance(thing, Tensor):
+            self._note_tensor(path, thing, memory)
+            if not isinstance(thing, nn.Parameter):
+                return []
+            self._parameters.append((thing, thing.requires_grad, thing.grad))
+            return [(path, vars(thing))]
+        if isinstance(thing, dict):
+            self._note_place(_Dict(path, thing), thing)
+            return [(_join(path, key), value) for key, value in thing.items()]
+        if isinstance(thing, (list, deque)):
+            self._note_place(_List(path, thing), thing)
+        elif isinstance(thing, set):
+            self._note_place(_Set(path, thing), thing)
+        elif isinstance(thing, (np.ndarray, bytearray)):
+            if isinstance(thing, bytearray) or (thing.dtype != object and thing.flags.writeable):
+                self._remember(_State(path, thing.copy, functools.partial(_overwrite, thing)))
+            return []
+        elif isinstance(thing, torch.Generator):
+            self._remember(_State(path, thing.get_state, thing.set_state))
+            return []
+        elif isinstance(thing, random.Random):
+            self._remember(_State(path, thing.getstate, thing.setstate))
+            return []
+        elif isinstance(thing, np.random.Generator):
+            bits = thing.bit_generator
+            self._remember(_State(path, lambda: bits.state, functools.partial(setattr, bits, "state")))
+            return []
+        elif isinstance(thing, types.CellType):
+            self._remember(_State(path, functools.partial(_content, thing), _setter(thing)))
+            return [(path, _content(thing))]
+        elif isinstance(thing, types.FunctionType):
+            cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+            return [(_join(path, name), cell) for name, cell in cells]
+        elif isinstance(thing, types.MethodType):
+            return [(path, thing.__self__), (path, thing.__func__)]
+        elif isinstance(thing, functools.partial):
+            return [(path, thing.func), (path, thing.args), (path, thing.keywords)]
+        if isinstance(thing, (tuple, list, deque, set, frozenset)):
+            return [(_join(path, i), part) for i, part in enumerate(thing)]
+        parts: list[tuple[str, object]] = [(path, vars(thing))] if hasattr(thing, "__dict__") else []
+        slots = [s for kind in type(thing).__mro__ for s in _slots(kind) if hasattr(thing, s)]
+        for slot in slots:
+            value = getattr(thing, slot)
+            setter = functools.partial(object.__setattr__, thing, slot)
+            self._remember(_State(_join(path, slot), functools.partial(getattr, thing, slot), setter))
+            parts.append((_join(path, slot), value))
+        return parts
+
+    def _remember(self, place: _Place) -> None:
+        place.of = self._root
+        self._places.append(place)
+
+    def _note_place(self, place: _Place, container: Any) -> None:
+        if container:
+            self._remember(place)
+        else:
+            self._empty.append(container)
+            self._empty_names.append(f"attribute {place.path!r} of the {self._root}")
+
+    def _note_tensor(self, path: str, tensor: Tensor, memory: dict[int, tuple[str, Tensor]]) -> None:
+        if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+            return
+        kind = "parameter" if isinstance(tensor, nn.Parameter) else "tensor"
+        name = f"{kind} {path!r} of the {self._root}"
+        self._tensors.append((name, tensor, tensor.detach(), tensor.data_ptr()))
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._own:
+            # Bytes, not numbers: nan equals itself, and −0 is not 0.
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            memory.setdefault(storage.data_ptr(), (name, raw))
+
+
+def refuse_leaky_modules(module: nn.Module, examples: bool) -> None:
+    """Raise if `module` holds a layer that is known to keep something of the records it has seen.
+
+    `examples`: single records are protected. A client's own steps may write to the model otherwise, since
+    everything is put back before the next one; only what cannot be seen is refused then.
+    """
+    for name, part in module.named_modules():
+        what = f"module {name!r} ({type(part).__name__})"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise UserError(
+                f"{what} is a scripted one, so what it remembers cannot be seen; give the module that it was "
+                "made from"
+            )
+        if not examples:
+            continue
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
+            raise UserError(
+                f"{what} has max_norm, so looking a row up rewrites it without clipping or noise; build it "
+                "with max_norm=None"
+            )
+        hooks = part._forward_pre_hooks.values()
+        if isinstance(part, parametrizations._SpectralNorm) or any(
+            isinstance(hook, SpectralNorm) for hook in hooks
+        ):
+            raise UserError(
+                f"{what} is divided by its spectral norm, whose power iteration goes on with every batch; "
+                "leave it out, or normalise with nn.GroupNorm or nn.LayerNorm"
+            )
+
+
+class _Place:
+    """Where values stand, and which ones stood there."""
+
+    of: str
+
+    def __init__(self, path: str, holder: Any) -> None:
+        self.path, self.holder = path, holder
+        self.values: tuple[Any, ...] = tuple(self._now())
+
+    def _now(self) -> Iterable[Any]:
+        return self.holder  # type: ignore[no-any-return]
+
+    def same(self) -> bool:
+        """Nothing was put in, taken out or exchanged. What is in a value is for its own place to say."""
+        return len(self.holder) == len(self.values) and all(map(_same, self._now(), self.values))
+
+    def restore(self) -> None:
+        raise NotImplementedError
+
+    def differences(self) -> Iterator[str]:
+        yield self.path
+
+
+class _Dict(_Place):
+    """A dict; most often an object's attributes."""
+
+    def __init__(self, path: str, holder: dict[Any, Any]) -> None:
+        super().__init__(path, holder)
+        self.keys = tuple(holder)
+
+    def _now(self) -> Iterable[Any]:
+        return self.holder.values()  # type: ignore[no-any-return]
+
+    def same(self) -> bool:
+        holder, values = self.holder, self.values
+        if len(holder) != len(values):
+            return False
+        if all(map(is_, holder.values(), values)) and all(map(is_, holder, self.keys)):
+            return True  # the usual case, at the speed of C
+        return tuple(holder) == self.keys and super().same()
+
+    def restore(self) -> None:
+        self.holder.clear()
+        self.holder.update(zip(self.keys, self.values, strict=True))
+
+    def differences(self) -> Iterator[str]:
+        first = dict(zip(self.keys, self.values, strict=True))
+        for key in dict.fromkeys((*first, *self.holder)):
+            if key not in first or key not in self.holder or not _same(first[key], self.holder[key]):
+                yield _join(self.path, key)
+
+
+class _List(_Place):
+    def restore(self) -> None:
+        self.holder.clear()
+        self.holder.extend(self.values)
+
+
+class _Set(_Place):
+    def same(self) -> bool:
+        return len(self.holder) == len(self.values) and self.holder.issuperset(self.values)
+
+    def restore(self) -> None:
+        self.holder.clear()
+        self.holder.update(self.values)
+
+
+class _State(_Place):
+    """What is asked for and set as a whole."""
+
+    def __init__(self, path: str, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        self._get, self._put = get, put
+        super().__init__(path, None)
+
+    def _now(self) -> Iterable[Any]:
+        return (self._get(),)
+
+    def same(self) -> bool:
+        return _same(self._get(), self.values[0])
+
+    def restore(self) -> None:
+        self._put(self.values[0])
+
+
+def _same(one: Any, two: Any) -> bool:
+    """One object, or two values that nothing can tell apart."""
+    if one is two:
+        return True
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, float):
+        return one.hex() == two.hex()  # type: ignore[no-any-return]
+    if isinstance(one, (Tensor, np.ndarray)):
+        if one.shape != two.shape or one.dtype != two.dtype:
+            return False
+        if isinstance(one, np.ndarray):
+            return bool(one.tobytes() == two.tobytes())
+        return not one.requires_grad and bool(torch.equal(one, two))
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(two) and all(map(_same, one, two))
+    if isinstance(one, dict):
+        return tuple(one) == tuple(two) and all(map(_same, one.values(), two.values()))
+    return isinstance(one, (*_PLAIN, bytearray, set, frozenset)) and bool(one == two)
+
+
+def _join(path: str, key: object) -> str:
+    if isinstance(key, str) and key in _REGISTERS:
+        return path
+    return f"{path}.{key}" if path else str(key)
+
+
+def _slots(kind: type) -> Iterable[str]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return (name for name in names if not name.startswith("__"))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not yet filled
+        return None
+
+
+def _setter(cell: types.CellType) -> Callable[[Any], None]:
+    return functools.partial(setattr, cell, "cell_contents")
+
+
+def _overwrite(array: Any, first: Any) -> None:
+    array[:] = first

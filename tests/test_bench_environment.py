@@ -1,0 +1,46 @@
+"""The environment of the benchmarks can still be built: its pins suit what we demand, and what peers do."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+
+
+def pins(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def demands(*extras: str) -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = list(project["dependencies"])
+    for extra in extras:
+        listed += project["optional-dependencies"][extra]
+    return [Requirement(line) for line in listed]
+
+
+def test_one_version_of_everything_suits_us_and_the_peers() -> None:
+    """The pins were resolved together with the peers, so the peers' own demands hold as long as they do."""
+    pinned = pins("bench/constraints.txt")
+    peers = (ROOT / "bench/requirements.txt").read_text().splitlines()
+    wanted = [Requirement(line) for line in peers if not line.startswith("#")]
+    assert {"opacus", "pfl", "flwr", "opake"} <= {canonicalize_name(r.name) for r in wanted}
+    for requirement in [*wanted, *demands("transformers")]:
+        version = pinned[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}, but bench pins {version}"
+
+
+def test_the_main_environment_has_room_for_flower() -> None:
+    """Flower 1.41's upper bounds: one environment must serve both."""
+    pinned = pins("constraints.txt")
+    for line in ("typer<0.21", "rich<15", "protobuf<7", "packaging<26", "cryptography>=50,<51", "click<9"):
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(pinned[requirement.name]), line
+    for requirement in demands("transformers", "tensorboard", "speech"):
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
