@@ -293,13 +293,17 @@ def adamw(
                 v = np.concatenate(
                     [np.full(s.stop - s.start, b) for s, b in zip(blocks, bar["b"], strict=True)]
                 )
+            window = 0  # how many gradients v is taken to have seen when the round begins
+            if "m" in starts and "v" not in starts and r > 0:  # ours: the paper prints no rule for Agg-m
+                window = round(1 / (1 - beta1))
+                v = (1 - beta2**window) * (m / (1 - beta1 ** (r * p.steps))) ** 2
             for k in range(1, p.steps + 1):
                 t = r * p.steps + k
                 here = g(y) + l2 * y
                 m = beta1 * m + (1 - beta1) * here
                 v = beta2 * v + (1 - beta2) * here**2
                 m_hat = m / (1 - beta1 ** (t if "m" in starts else k))
-                v_hat = v / (1 - beta2 ** (t if "v" in starts or "b" in starts else k))
+                v_hat = v / (1 - beta2 ** (t if "v" in starts or "b" in starts else window + k))
                 if debias:
                     v_hat = np.maximum(v_hat - p.noise_variance, floor * p.noise_variance)
                 y = y - eta * (m_hat / (np.sqrt(v_hat) + eps) + alpha * direction + decay * y)

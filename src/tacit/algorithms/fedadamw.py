@@ -30,6 +30,12 @@ class FedAdamW(Algorithm):
 
     A moment that starts from zero each round is corrected by (1 − β^k), one that goes on from its average
     by (1 − β^t), with t over all rounds.
+
+    "m" alone needs a reading of its own, for paper 004 prints no rule for it (Table 7). Over a v that starts
+    from zero, an old m is divided by the first gradient, which may be almost nothing: steps of up to 90 η,
+    and a model at chance. But m̂ is a mean of the last w = 1/(1 − β1) gradients or so, and their second
+    moment is no less than m̂². So v starts as if those w gradients had all been m̂, at the age w: it costs no
+    traffic, and by Jensen's inequality no first step is longer than about η, as Adam's own.
     """
 
     beta1: float = 0.9
@@ -58,14 +64,16 @@ class FedAdamW(Algorithm):
     def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, direction = msg["theta"], msg.get("direction")
         y, m, v = work.load(theta), self._start(msg, "m", work.layout), self._start(msg, "v", work.layout)
+        v_age = work.steps_before if "v" in msg else self._implied_(v, m, work) if "m" in msg else 0
+        m_age = work.steps_before if "m" in msg else 0
         for k, lr in enumerate(work.steps(), start=1):
             g = work.gradient()
             if self.weight_decay and not self.decoupled:
                 g.add_(y, alpha=self.weight_decay)
             m.mul_(self.beta1).add_(g, alpha=1 - self.beta1)
             v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            m_hat_scale = 1 / (1 - self.beta1 ** self._age(k, work, "m" in msg))
-            step = m.div(self._denominator(v, self._age(k, work, "v" in msg), work)).mul_(m_hat_scale)
+            m_hat_scale = 1 / (1 - self.beta1 ** (m_age + k))
+            step = m.div(self._denominator(v, v_age + k, work)).mul_(m_hat_scale)
             if direction is not None:
                 step.add_(direction, alpha=self.alpha)
             if self.weight_decay and self.decoupled:
@@ -103,9 +111,14 @@ class FedAdamW(Algorithm):
             return torch.zeros_like(msg["theta"])
         return self._blocks(layout).spread(msg[name]) if self.aggregate == "mean-v" else msg[name].clone()
 
-    @staticmethod
-    def _age(k: int, work: Work, goes_on: bool) -> int:
-        return work.steps_before + k if goes_on else k
+    def _implied_(self, v: Tensor, m: Tensor, work: Work) -> int:
+        """Fill v with the second moment that an averaged m implies; its age in steps."""
+        if work.steps_before == 0:
+            return 0
+        age = round(1 / (1 - self.beta1))
+        m_hat = m / (1 - self.beta1**work.steps_before)
+        torch.mul(m_hat, m_hat, out=v).mul_(1 - self.beta2**age)
+        return age
 
     def _denominator(self, v: Tensor, age: int, work: Work) -> Tensor:
         v_hat = v / (1 - self.beta2**age)
