@@ -187,17 +187,23 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
             }
         if not isinstance(given.get("clip"), Mapping | None):
             settings["privacy"].pop("clip")
-    return _merged(settings, values)
+    return merged(settings, values)
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Raw values laid over others: sections key by key, everything else as a whole."""
+    result = dict(under)
     for key, value in over.items():
-        old = merged.get(key)
+        old = result.get(key)
         if not isinstance(value, Mapping) or not isinstance(old, Mapping):
-            merged[key] = value
-        elif "kind" in value and value["kind"] != old.get("kind"):
-            merged[key] = value  # another kind has other keys
+            result[key] = value
+        elif any(value[name] != old.get(name) for name in _telling(key) if name in value):
+            result[key] = value  # another kind has other keys
         else:
-            merged[key] = _merged(old, value)
-    return merged
+            result[key] = merged(old, value)
+    return result
+
+
+def _telling(section: str) -> tuple[str, ...]:
+    """Keys that say what a section is about: with another value there, the others mean something else."""
+    return ("name", "hub", "config") if section in ("model", "method") else ("kind",)
