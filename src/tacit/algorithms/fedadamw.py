@@ -23,6 +23,7 @@ class FedAdamW(Algorithm):
     - `aggregate`: which moments start from their average instead of zero. "none" is Local AdamW; "m", "v"
       and "vm" send them whole; "mean-v" sends one number a block (FedAdamW).
     - `alpha` weighs Δ_G = −mean(Δ)/(Kη) of the round before (γ in DP-FedAdamW); 0 sends no Δ_G down.
+    - `blocks`: which partition (`tacit.vector.blocks`); B = min(`max_blocks`, ⌊d/`min_block`⌋) bounds it.
     - `decoupled`: λ outside the gradient (AdamW) or inside (Adam with L2).
     - `debias` (DP-FedAdamW): the denominator is √max(v̂ − φ, floor·φ) + ε, φ = (σC/B)² the variance that
       privacy adds to each coordinate. Where noise dominates, v̂ − φ is negative for about half the
@@ -48,6 +49,8 @@ class FedAdamW(Algorithm):
     debias: bool = False
     floor: float = 0.1
     blocks: Kind = "architecture"
+    max_blocks: int = 0
+    min_block: int = 1
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         state = {"theta": theta}
@@ -104,7 +107,7 @@ class FedAdamW(Algorithm):
                 return dict.fromkeys(names, layout.shared)
 
     def _blocks(self, layout: Layout) -> Blocks:
-        return blocks(layout, self.blocks)
+        return blocks(layout, self.blocks, self.max_blocks, self.min_block)
 
     def _start(self, msg: Vectors, name: str, layout: Layout) -> Tensor:
         if name not in msg:
@@ -143,20 +146,22 @@ class FedAdamWTheory(Algorithm):
     eps: float = 1e-8
     gamma: float = 1.0
     blocks: Kind = "architecture"
+    max_blocks: int = 0
+    min_block: int = 1
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
-        size = len(blocks(layout, self.blocks))
+        size = len(self._blocks(layout))
         return {"theta": theta, "direction": torch.zeros_like(theta), "v": torch.zeros(size)}
 
     def message(self, state: Vectors) -> Vectors:
         return dict(state)
 
     def uploads(self, layout: Layout) -> dict[str, int]:
-        return {"delta": layout.shared, "v": len(blocks(layout, self.blocks))}
+        return {"delta": layout.shared, "v": len(self._blocks(layout))}
 
     def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, direction = msg["theta"], msg["direction"]
-        parts = blocks(work.layout, self.blocks)
+        parts = self._blocks(work.layout)
         y, v = work.load(theta), parts.spread(msg["v"])
         for k, lr in enumerate(work.steps(), start=1):
             g = work.gradient()
@@ -169,3 +174,6 @@ class FedAdamWTheory(Algorithm):
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
         theta = round.step(mean["delta"] * self.gamma)
         return {"theta": theta, "direction": mean["delta"] / -round.travel, "v": mean["v"].clamp(min=0)}
+
+    def _blocks(self, layout: Layout) -> Blocks:
+        return blocks(layout, self.blocks, self.max_blocks, self.min_block)

@@ -87,8 +87,12 @@ def build_population(config: Config, dataset: Dataset) -> Population:
         if records.users is None:
             raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
         parts = partition.natural(records.users[private], rng)
-        if kind.reassign:
+        if kind.clients is not None:
+            parts = partition.some(parts, kind.clients, rng)
+        if kind.iid == "same-sizes":
             parts = partition.reassigned(parts, rng)
+        elif kind.iid == "uniform":
+            parts = partition.redrawn(parts, rng)
     return Population(
         records, parts.offsets, private[parts.indices], config.data.holdout, config.data.validation
     )

@@ -71,6 +71,8 @@ PER_USER = {
 """Paper 003: deltas clipped to 0.01 by layer, local gradients to 1, server LAMB at 0.002, then decaying."""
 TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005}}}
 LOCAL_ADAMW = {"aggregate": "none", "alpha": 0.0}
+FINE = {"blocks": "fine", "min_block": 512}
+"""Paper 004's own blocks, and the 512 it names for their number (no more than d/512); paper 000 has others."""
 DP_ADAMW = {"alpha": 0.5, "debias": True}
 
 METHODS: dict[str, Method] = {
@@ -88,14 +90,14 @@ METHODS: dict[str, Method] = {
     "local-adam": Method(FedAdamW, "Adam on each client, from zero each round", "004",
                          {**LOCAL_ADAMW, "decoupled": False}),
     "local-adamw": Method(FedAdamW, "AdamW on each client, from zero each round", "004", LOCAL_ADAMW),
-    "fedadamw": Method(FedAdamW, "AdamW with block means of v and the global direction", "004"),
-    "fedadamw-alg3": Method(FedAdamWTheory, "FedAdamW as its proof has it", "004"),
+    "fedadamw": Method(FedAdamW, "AdamW with block means of v and the global direction", "004", FINE),
+    "fedadamw-alg3": Method(FedAdamWTheory, "FedAdamW as its proof has it", "004", FINE),
     "agg-none": Method(FedAdamW, "Local AdamW, nothing but Δ averaged", "004", LOCAL_ADAMW),
     "agg-m": Method(FedAdamW, "Local AdamW, m averaged", "004", {**LOCAL_ADAMW, "aggregate": "m"}),
     "agg-v": Method(FedAdamW, "Local AdamW, v averaged", "004", {**LOCAL_ADAMW, "aggregate": "v"}),
     "agg-vm": Method(FedAdamW, "Local AdamW, v and m averaged", "004", {**LOCAL_ADAMW, "aggregate": "vm"}),
     "agg-mean-v": Method(FedAdamW, "Local AdamW, block means of v averaged", "004",
-                         {**LOCAL_ADAMW, "aggregate": "mean-v"}),
+                         {**LOCAL_ADAMW, **FINE, "aggregate": "mean-v"}),
     # Example level
     "dp-fedavg": Method(FedAvg, "FedAvg on private gradients", "000", {}, EXAMPLE),
     "dp-scaffold": Method(Scaffold, "SCAFFOLD on private gradients", "000", {}, EXAMPLE),
@@ -163,6 +165,8 @@ def _checked(option: str, value: Any, kind: Any) -> Any:
         if not 0 <= value < below:
             raise UserError(f"method.{option}: must be in [0, {below:g}) (got {value!r})")
         return float(value)
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise UserError(f"method.{option}: must be a whole number, 0 or more (got {value!r})")
     if kind is bool and not isinstance(value, bool):
         raise UserError(f"method.{option}: must be true or false (got {value!r})")
     if get_args(kind) and all(isinstance(a, str) for a in get_args(kind)) and value not in get_args(kind):

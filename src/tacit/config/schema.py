@@ -56,8 +56,12 @@ class Natural(Section):
     """One client for each user of the data set."""
 
     kind: Literal["natural"]
-    reassign: bool = False
-    """Clients keep their number of records, but which ones are dealt out at random (an IID control)."""
+    clients: PositiveInt | None = None
+    """Draw so many of the users; left out, all of them."""
+    iid: Literal["same-sizes", "uniform"] | None = None
+    """A control: records are dealt out at random among the users. `same-sizes`: each keeps its number of them;
+    `uniform`: a user is drawn for every record, which makes the sizes nearly equal (paper 003).
+    """
 
 
 Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural, Field(discriminator="kind")]
