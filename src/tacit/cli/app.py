@@ -263,7 +263,10 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
             file=sys.stderr,
         )
         raise typer.Exit(INTERRUPTED) from None
-    table = rows(find_runs([folder]))
+    runs = find_runs([folder])
+    for run in runs:
+        _tell_of_skipped(run.metrics, console, f"{escape(run.folder.name)}: ")
+    table = rows(runs)
     if as_json:
         print(json.dumps(to_json(table)))
         return
@@ -289,6 +292,7 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         return
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
+    _tell_of_skipped(result.metrics, console)
     from tacit.tasks import headline
 
     metric = headline(last)
@@ -305,6 +309,15 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     console.print(
         f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
+
+
+def _tell_of_skipped(metrics: list[Any], console: Console, where: str = "") -> None:
+    from tacit.cli.progress import mostly_skipped
+
+    notes = [note for record in metrics if (note := mostly_skipped(record)) is not None]
+    if notes:
+        rounds = f"{where}in {len(notes)} of {_rounds(len(metrics))} most clients were left out"
+        console.print(f"[yellow]{rounds}; in the last of these, {notes[-1]}[/yellow]")
 
 
 def _rounds(number: int) -> str:

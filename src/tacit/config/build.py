@@ -189,8 +189,23 @@ def build_job(
         layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local),
         public=split_public(config, dataset)[0],
+        probe=build_probe(config, population),
         augment=build_augment(config, dataset),
     )
+
+
+def build_probe(config: Config, population: Population) -> NDArray[np.int64]:
+    """Training records of all clients together, drawn once for the run."""
+    if not config.evaluate.train:
+        return np.empty(0, np.int64)
+    if config.privacy is not None and config.privacy.entropy == "os":
+        raise UserError(
+            "evaluate.train: an exact loss on protected records is outside any guarantee; leave it out, or set "
+            "privacy.entropy to seed, which makes the run a simulation"
+        )
+    held = np.concatenate([population.train(client) for client in range(len(population))]).astype(np.int64)
+    rng = randomness.generator(config.seed, "probe")
+    return np.sort(rng.choice(held, min(config.evaluate.train, len(held)), replace=False))
 
 
 def build_local(config: Config, dataset: Dataset) -> Local:

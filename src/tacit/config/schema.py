@@ -432,10 +432,14 @@ class PrivacySettings(Section):
 
 
 class Tuning(Section):
-    """Local fine-tuning for a client itself (the -FT methods); nothing of it is sent."""
+    """Local fine-tuning for a client itself (the -FT methods); nothing of it is sent.
 
-    epochs: PositiveInt = 1
-    lr: PositiveFloat
+    The defaults are ours: paper 002 says only that the server's model is fine-tuned locally.
+    """
+
+    epochs: PositiveInt = 2
+    lr: PositiveFloat = 0.005
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Evaluation(Section):
@@ -454,7 +458,16 @@ class Evaluation(Section):
     They are exact: refused under client-level privacy, except in a simulation (`privacy.entropy: seed`).
     """
     tune: Tuning | None = None
-    """After the last round, also test these clients after each has trained on its own records."""
+    """Also test these clients after each has trained the model on its own records, for itself alone.
+
+    It starts from the server's model of that round, so one run gives a method's curve and that of its -FT twin.
+    """
+    train: Annotated[int, Field(ge=0)] = 0
+    """Also take the loss of the server's model on so many training records, always the same ones.
+
+    It is exact: refused under a guarantee, except in a simulation (`privacy.entropy: seed`). `train_loss` is
+    another number: the mean of the clients' own losses while they train (for SAM, at the perturbed point).
+    """
 
 
 class Checkpoints(Section):

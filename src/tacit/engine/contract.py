@@ -44,10 +44,11 @@ class Order:
 
 
 class Tune(NamedTuple):
-    """Local fine-tuning before a client's own evaluation: plain SGD epochs over all parameters."""
+    """Local fine-tuning before a client's own evaluation: epochs of SGD over all parameters."""
 
     epochs: int
     lr: float
+    momentum: float = 0.0
 
 
 class Visit(NamedTuple):
@@ -100,7 +101,7 @@ class Engine(Protocol):
         """
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
-        """Metrics of the server's model on the common test set."""
+        """Metrics of the server's model on the common test set, and `server_train_loss` if the job asks for it."""
 
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None

@@ -70,7 +70,7 @@ class Settings:
     evaluate_every: int = 1
     evaluate_clients: int = 0
     tune: Tune | None = None
-    """After the last round, also test each evaluated client after it has trained for itself alone."""
+    """At every evaluation, also test each evaluated client after it has trained for itself alone."""
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
     workers: int = 0
@@ -326,8 +326,8 @@ class Federation:
         if self.round % settings.evaluate_every == 0 or self.round == settings.rounds:
             record |= engine.evaluate(self._message())
             record |= self._evaluate_clients(engine, "personal", None)
-        if settings.tune is not None and self.round == settings.rounds:
-            record |= self._evaluate_clients(engine, "tuned", settings.tune)
+            if settings.tune is not None:
+                record |= self._evaluate_clients(engine, "tuned", settings.tune)
         self.seconds += time.perf_counter() - start
         return record | {"seconds": round(time.perf_counter() - start, 4)}
 
@@ -365,7 +365,8 @@ class Federation:
         if finite:
             steps = sum(r.steps for r in finite)
             record["train_loss"] = sum(r.loss * r.steps for r in finite) / max(steps, 1)
-            record["update_norm"] = sum(r.norm for r in finite) / len(finite)
+            norms = np.array([r.norm for r in finite])
+            record |= {"update_norm": float(norms.mean()), "update_norm_std": float(norms.std())}
             record["examples"] = sum(r.examples for r in finite)
             for name in finite[0].notes:
                 record[name] = sum(r.notes.get(name, 0.0) for r in finite) / len(finite)
