@@ -360,7 +360,9 @@ def adadps(p: Problem, beta: float = 0.9, eps: float = 1e-3):
     return out
 
 
-def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float], momentum: float = 0.0):
+def dp2_fedsam(
+    p: Problem, rho: float, head_lr: Sequence[float], momentum: float = 0.0, head_steps: int = 0, body_steps: int = 0
+):
     """SGD on the head h (B and b), then SAM on the body φ (A and a); only φ's move is sent."""
     body = FIRST * CLASSES + CLASSES
     phi, initial = p.theta[:body], p.theta[body:]
@@ -371,11 +373,11 @@ def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float], momentum: float
         for i in cohort:
             g, h = p.gradient(r, i), heads.get(i, initial)
             u = np.zeros_like(h)
-            for _ in range(p.steps):
+            for _ in range(head_steps or p.steps):
                 u = momentum * u + g(np.concatenate([phi, h]))[body:]
                 h = h - head_lr[r] * u
             y, u = phi, np.zeros_like(phi)
-            for _ in range(p.steps):
+            for _ in range(body_steps or p.steps):
                 step = g(np.concatenate([y, h]))[:body]
                 if rho:
                     step = g(np.concatenate([y + rho * step / np.linalg.norm(step), h]))[:body]
@@ -406,5 +408,33 @@ def fedlamb(p: Problem, lr: float, beta1: float = 0.9, beta2: float = 0.999, xi:
         theta = theta.copy()
         for part in tensors(p.data[0][0].shape[1]):
             theta[part] -= lr * np.linalg.norm(theta[part]) / np.linalg.norm(u[part]) * u[part]
+        out.append({"theta": theta})
+    return out
+
+
+def local_layerwise(p: Problem, rule: str, trust: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, xi: float = 1e-6):
+    """LARS (You et al., 2017, Algorithm 1) or LAMB (You et al., 2020, Algorithm 2) on each client, from zero."""
+    theta, out = p.theta, []
+    for r, eta, cohort in p.rounds():
+        deltas = []
+        for i in cohort:
+            g, y, m, v = p.gradient(r, i), theta, np.zeros_like(theta), np.zeros_like(theta)
+            for k in range(1, p.steps + 1):
+                here, new = g(y), y.copy()
+                v = beta2 * v + (1 - beta2) * here**2
+                if rule == "lamb":
+                    m = beta1 * m + (1 - beta1) * here
+                    u = m / (1 - beta1**k) / (np.sqrt(v / (1 - beta2**k)) + xi)
+                for part in tensors(p.data[0][0].shape[1]):
+                    size = np.linalg.norm(y[part])
+                    if rule == "lamb":
+                        new[part] -= eta * size / np.linalg.norm(u[part]) * u[part]
+                    else:
+                        m[part] = beta1 * m[part] + eta * trust * size / np.linalg.norm(here[part]) * here[part]
+                        new[part] -= m[part]
+                y = new
+            deltas.append(y - theta)
+        (delta,) = p.mean(r, delta=deltas)
+        theta = theta + delta
         out.append({"theta": theta})
     return out

@@ -61,7 +61,7 @@ def test_the_servers_train_loss_is_its_models_loss_on_training_records(workers: 
         vector = played.state(number)["theta"]
         nn.utils.vector_to_parameters(vector, model.parameters())
         batch = dataset.train.prepare(dataset.train.take(chosen))
-        expected = float(Classification().losses(model, batch).mean())
+        expected = Classification().losses(model, batch).mean().item()
         record = played.result.metrics[number - 1]
         assert record["server_train_loss"] == pytest.approx(expected, rel=1e-5)
         assert record["server_train_loss"] != record["train_loss"]

@@ -35,6 +35,7 @@ from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.trained import Lora, adapt, train_only
+from tacit.optimizers import Within
 from tacit.privacy import MECHANISMS, Clip, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
@@ -221,7 +222,10 @@ def build_local(config: Config, dataset: Dataset) -> Local:
                 "long it is; set local.batch"
             )
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
-    return Local(batch, section.steps, section.epochs, section.weight_decay, section.clip, section.seconds)
+    within = None if section.within is None else Within(**section.within.model_dump())
+    return Local(
+        batch, section.steps, section.epochs, section.weight_decay, section.clip, section.seconds, within
+    )
 
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:

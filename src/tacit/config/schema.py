@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step, Warmup
 from tacit.privacy.conventions import to_sum
 
 
@@ -218,18 +218,25 @@ class Data(Section):
         return (value,) if isinstance(value, str) else value
 
 
-class ConstantSchedule(Section):
+class AfterWarmup(Section):
+    """What every schedule over rounds can begin with."""
+
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Rounds of a linear rise at the start."""
+
+
+class ConstantSchedule(AfterWarmup):
     kind: Literal["constant"] = "constant"
 
 
-class CosineSchedule(Section):
+class CosineSchedule(AfterWarmup):
     """Half a cosine over all rounds, from 1 down to `floor`."""
 
     kind: Literal["cosine"]
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
-class ExponentialSchedule(Section):
+class ExponentialSchedule(AfterWarmup):
     """Constant until round `start`, then × `rate` every `every` rounds, smoothly."""
 
     kind: Literal["exponential"]
@@ -238,14 +245,14 @@ class ExponentialSchedule(Section):
     start: Annotated[int, Field(ge=0)] = 0
 
 
-class PerRoundSchedule(Section):
+class PerRoundSchedule(AfterWarmup):
     """× `factor` every round."""
 
     kind: Literal["factor"]
     factor: Annotated[float, Field(gt=0, le=1)]
 
 
-class StepSchedule(Section):
+class StepSchedule(AfterWarmup):
     """Constant until round `start`, then × `factor`, and again every `every` rounds."""
 
     kind: Literal["step"]
@@ -262,6 +269,11 @@ AnySchedule = Annotated[
 
 def build_schedule(schedule: AnySchedule, rounds: int) -> Schedule:
     """The schedule as a function from the round's number to a factor."""
+    whole = _without_warmup(schedule, rounds)
+    return Warmup(schedule.warmup, whole) if schedule.warmup else whole
+
+
+def _without_warmup(schedule: AnySchedule, rounds: int) -> Schedule:
     match schedule:
         case CosineSchedule(floor=floor):
             return Cosine(rounds, floor)
@@ -273,6 +285,14 @@ def build_schedule(schedule: AnySchedule, rounds: int) -> Schedule:
             return Step(factor, every, start)
         case _:
             return Constant()
+
+
+class WithinRound(Section):
+    """The rate's shape over a round's local steps, on top of `local.schedule`: a linear rise, then half a cosine."""
+
+    cosine: bool = False
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    warmup: Annotated[int, Field(ge=0)] = 0
 
 
 class Cohort(Section):
@@ -306,6 +326,7 @@ class LocalTraining(Section):
     clip: PositiveFloat | None = None
     """Largest norm of a step's gradient (for stability; privacy has a clip of its own)."""
     schedule: AnySchedule = ConstantSchedule()
+    within: WithinRound | None = None
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

@@ -78,6 +78,8 @@ class Report:
     seconds: float
     layers: list[float] | None = None
     """L2 norm of each layer of its update, before any bound; only where a run asks for it."""
+    gradient_layers: list[float] | None = None
+    """The same of its gradients, in the mean over its steps."""
 
 
 Progress = Callable[[int], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from torch import Tensor
 from tacit.algorithms import Algorithm
 from tacit.data import Batch, Population, batches
 from tacit.gradients import ClippedGradient, plain_gradient
+from tacit.optimizers import Within
 from tacit.privacy import Bits, ExampleLevel, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat
@@ -34,6 +35,12 @@ class Local:
     """Largest norm of a step's mean gradient; a matter of stability, not of privacy."""
     seconds: float | None = None
     """Batches of up to so many seconds of sound, instead of a number of records."""
+    within: Within | None = None
+    """The rate's shape over a round's steps."""
+
+    def factor(self, step: int, total: int) -> float:
+        """Of the round's rate, at one of its `total` steps."""
+        return 1.0 if self.within is None else self.within(step, total)
 
     def nominal_steps(self, examples: float) -> int:
         """Local steps of a client with that many examples."""
@@ -49,8 +56,8 @@ class Gradients(Protocol):
     def noise_variance(self) -> float:
         """Variance that privacy adds to each coordinate."""
 
-    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
-        """Positions of each batch's records among the client's own."""
+    def rows(self, examples: int, epochs: int | None = None) -> Iterator[NDArray[np.int64]]:
+        """Positions of each batch's records among the client's own; `epochs` over them, or the local length."""
 
     def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
         """Put the gradient of a batch into `flat.grad`; returns the mean loss.
@@ -70,11 +77,13 @@ class PlainGradients:
     """Seconds of each of the client's records, for batches by seconds."""
     noise_variance: float = 0.0
 
-    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
+    def rows(self, examples: int, epochs: int | None = None) -> Iterator[NDArray[np.int64]]:
         local, times = self.local, self.batches_per_step
+        if epochs is not None:
+            local = replace(local, steps=None, epochs=epochs)
         if local.seconds is not None and self.durations is not None:
-            epochs = (local.epochs or 1) * times if local.steps is None else None
-            packed = batches.by_seconds(self.durations, local.seconds, epochs, self.rng)
+            whole = (local.epochs or 1) * times if local.steps is None else None
+            packed = batches.by_seconds(self.durations, local.seconds, whole, self.rng)
             return packed if local.steps is None else islice(packed, local.steps * times)
         if local.steps is not None:
             return batches.steps(examples, local.batch, local.steps * times, self.rng)
@@ -112,7 +121,9 @@ class PrivateGradients:
         dimension = self.clipped.flat.grad.numel()
         return (self.mechanism.std(dimension, self.expected_batch) / self.expected_batch) ** 2
 
-    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
+    def rows(self, examples: int, epochs: int | None = None) -> Iterator[NDArray[np.int64]]:
+        if epochs is not None:
+            raise RuntimeError("example-level privacy is charged for the config's own local steps alone")
         return self.mechanism.batches(examples, self.workload, self.coins)
 
     def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:

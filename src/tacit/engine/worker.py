@@ -166,6 +166,7 @@ class Worker:
             queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
             public=self._public(order, client),
             descent=self._descent,
+            layers=job.layers,
             augment=self._augment(order, client),
         )
         try:
@@ -193,6 +194,7 @@ class Worker:
             notes=work.notes,
             seconds=time.perf_counter() - start,
             layers=layers,
+            gradient_layers=work.gradient_layers,
         )
 
     def _reset_buffers(self, message: Vectors) -> None:
