@@ -275,9 +275,9 @@ def test_a_config_is_laid_over_its_base(tmp_path: Path) -> None:
     below, above = tmp_path / "below.yaml", tmp_path / "sub" / "above.yaml"
     above.parent.mkdir()
     below.write_text(GOOD + "sweep: {seed: [0, 1], method: [fedavg]}\n")
-    above.write_text("base: ../below.yaml\nrounds: 7\nlocal: {lr: 0.5}\nmodel: {name: logistic}\nsweep: {seed: [3]}\n")
+    above.write_text("base: ../below.yaml\nrounds: 7\nlocal: {lr: 0.5}\nmodel: {name: logistic}\nsweep: {seed: [3], method: null}\n")
     sweep = read_sweep(above, {})
-    assert sweep is not None and sweep.points == [{"seed": 3}], "a sweep replaces the other's"
+    assert sweep is not None and sweep.points == [{"seed": 3}], "a list replaces the other's, and null takes one out"
     (tmp_path / "one.yaml").write_text(GOOD)
     one, config = load(tmp_path / "one.yaml"), sweep.config(sweep.points[0])
     assert (config.rounds, config.local.lr, config.local.batch) == (7, 0.5, one.local.batch)

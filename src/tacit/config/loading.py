@@ -1,8 +1,8 @@
 """From a YAML file and `--set` overrides to a checked `Config`, or one clear line about what is wrong.
 
-`base: FILE` at the top of a config (a path from its own folder) lays it over that file: sections are merged key
-by key, everything else replaces what was there, and a `sweep` replaces the whole of the other's. So experiments
-that share their setting say it once.
+`base: FILE` at the top of a config (a path from its own folder) lays it over that file: sections, `sweep` among
+them, are merged key by key, and everything else replaces what was there. In a sweep, `null` takes a key out. So
+experiments that share their setting say it once.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ def read_values(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any
     if not below.is_file():
         raise UserError(f"{places[BASE,]}: base: there is no {below}")
     under, under_places = read_values(below, (*above, file.resolve()))
-    if "sweep" in values:
-        under.pop("sweep", None)
-    return merged(under, values), {**under_places, **places}
+    over = merged(under, values)
+    if isinstance(over.get("sweep"), Mapping):
+        over["sweep"] = {key: value for key, value in over["sweep"].items() if value is not None}
+    return over, {**under_places, **places}
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:

@@ -413,6 +413,8 @@ class LargerPopulation(Section):
 
     population: PositiveInt
     cohort: PositiveInt
+    rounds: PositiveInt | None = None
+    """Of the larger federation; left out, the run's own."""
 
 
 class PrivacySettings(Section):
