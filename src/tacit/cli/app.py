@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
+from tacit.cli.diagnose import drift, hessian
 from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
@@ -231,6 +232,8 @@ def export(
 app.command()(compare)
 app.command()(test)
 app.command()(layers)
+app.command()(drift)
+app.command()(hessian)
 app.command()(ledger)
 app.command()(plan)
 app.command()(methods)
