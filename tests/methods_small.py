@@ -73,7 +73,10 @@ def configured(method: str, overrides: Mapping[str, Any] | None = None) -> Confi
         "engine": {"workers": 0},
     }
     if "min_block" in METHODS[method].options:
-        values["method"] = {"name": method, "min_block": 1}  # 72 parameters are fewer than one block of the paper's
+        values["method"] = {
+            "name": method,
+            "min_block": 1,
+        }  # 72 parameters are fewer than one block of the paper's
     if method == "adadps":
         values["data"]["public"] = PUBLIC / (CLIENTS * EACH + PUBLIC)
     config = tacit.load(values, overrides or {})

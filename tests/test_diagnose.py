@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import methods_reference as reference
-from methods_small import configured, halves, play, problem, small
+from methods_small import configured, halves, problem, small
 from tacit.config.build import build_job
 from tacit.report.curvature import by_block, hessian_product, leading
 from tacit.report.drift import measure
@@ -27,7 +27,9 @@ def dense(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> np.ndarray:
     shapes = [p.shape for p in model.parameters()]
 
     def loss(y: torch.Tensor) -> torch.Tensor:
-        parts = dict(zip(names, [p.view(s) for p, s in zip(y.split(sizes), shapes, strict=True)], strict=True))
+        parts = dict(
+            zip(names, [p.view(s) for p, s in zip(y.split(sizes), shapes, strict=True)], strict=True)
+        )
         logits = torch.func.functional_call(model, parts, (batch["x"],))
         return torch.nn.functional.cross_entropy(logits, batch["y"])
 
@@ -53,7 +55,9 @@ def test_eigenvalues_of_blocks_are_those_of_the_hessian(kind: str) -> None:
         assert spectrum.size == inside.sum()
         top = sorted(expected, key=abs, reverse=True)[0]
         assert spectrum.eigenvalues[0] == pytest.approx(top, rel=1e-3)
-        assert max(spectrum.eigenvalues) <= expected.max() * 1.001 + 1e-6, "Ritz values lie inside the spectrum"
+        assert max(spectrum.eigenvalues) <= expected.max() * 1.001 + 1e-6, (
+            "Ritz values lie inside the spectrum"
+        )
         assert min(spectrum.eigenvalues) >= expected.min() - 1e-5
 
 
@@ -99,12 +103,12 @@ def test_the_commands_and_their_pictures(
     file = tmp_path / "run.yaml"
     file.write_text(GOOD)
     assert command("run", file, "--out", "r")[0] == 0
-    code, out, err = command(
-        "drift", "r", "--clients", "3", "--steps", "2", "--picture", "d.png", "--json"
-    )
+    code, out, err = command("drift", "r", "--clients", "3", "--steps", "2", "--picture", "d.png", "--json")
     assert code == 0, err
     assert [d["round"] for d in json.loads(out)["r"]] == [1, 2]
-    code, out, err = command("hessian", "r", "--records", "16", "--steps", "3", "--picture", "h.png", "--json")
+    code, out, err = command(
+        "hessian", "r", "--records", "16", "--steps", "3", "--picture", "h.png", "--json"
+    )
     assert code == 0, err
     assert json.loads(out)["round"] == 2
     assert Path("d.png").stat().st_size > 5000 and Path("h.png").stat().st_size > 5000

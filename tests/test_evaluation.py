@@ -1,4 +1,6 @@
-"""What a run measures beside the test set: clients' own fine-tuning, the server's train loss, lost clients."""
+"""What a run measures beside the test set: clients' own fine-tuning, the server's train loss, lost
+clients.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_fine_tuning_is_measured_at_every_evaluation_and_changes_no_training() -
     for before, after in zip(plain.result.metrics, tuned.result.metrics, strict=True):
         assert after["personal_loss"] == before["personal_loss"]
         assert after["tuned_loss"] != after["personal_loss"]
-    again = play(configured("fedavg", OWN | {"evaluate.tune": {"epochs": 3, "lr": 0.5, "momentum": 0.9}}), "more")
+    again = play(
+        configured("fedavg", OWN | {"evaluate.tune": {"epochs": 3, "lr": 0.5, "momentum": 0.9}}), "more"
+    )
     assert again.result.last("tuned_loss") != tuned.result.last("tuned_loss")
 
 
@@ -86,7 +90,9 @@ def test_deviation_of_update_norms_over_clients() -> None:
 def test_a_run_that_loses_most_of_its_clients_says_so(
     form: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under a client's protection it goes on to its end; who started it must hear of it, then and at the end."""
+    """Under a client's protection it goes on to its end; who started it must hear of it, then and at the
+    end.
+    """
     file = tmp_path / "lost.yaml"
     private = "privacy: {unit: client, clip: 0.2, noise: 1.0, delta: 1.0e-3}\n"
     file.write_text(GOOD + private)
@@ -122,7 +128,11 @@ def test_glue_metrics_by_brute_force() -> None:
         assert found["matthews"] == pytest.approx(xy / np.sqrt(xx * yy) if xx * yy > 0 else 0.0, abs=1e-9)
         each = []
         for k in range(classes):
-            tp, fp, fn = ((said == k) & (y == k)).sum(), ((said == k) & (y != k)).sum(), ((said != k) & (y == k)).sum()
+            tp, fp, fn = (
+                ((said == k) & (y == k)).sum(),
+                ((said == k) & (y != k)).sum(),
+                ((said != k) & (y == k)).sum(),
+            )
             each.append(2 * tp / (2 * tp + fp + fn) if tp + fp + fn else 0.0)
         assert found["f1"] == pytest.approx(each[1] if classes == 2 else np.mean(each))
 

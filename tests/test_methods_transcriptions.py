@@ -174,8 +174,12 @@ def test_heads_with_half_of_the_clients() -> None:
 
 
 def test_heads_and_bodies_of_unequal_length() -> None:
-    """Paper 002, Figure 7: τ_φ varies "with a fixed τ_h = 2"; a batch is all records, so an epoch is a step."""
-    config = configured("dp2-fedsam", {"privacy.noise": 0.7, "method.head_epochs": 2, "method.body_epochs": 5})
+    """Paper 002, Figure 7: τ_φ varies "with a fixed τ_h = 2"; a batch is all records, so an epoch is a
+    step.
+    """
+    config = configured(
+        "dp2-fedsam", {"privacy.noise": 0.7, "method.head_epochs": 2, "method.body_epochs": 5}
+    )
     expected = reference.dp2_fedsam(
         problem(config, BODY), rho=0.1, head_lr=HEAD_LR, momentum=0.7, head_steps=2, body_steps=5
     )

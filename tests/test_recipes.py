@@ -1,4 +1,6 @@
-"""Every recipe loads, names things that exist, plays, and keeps the structure of its twin; the index agrees with them."""
+"""Every recipe loads, names things that exist, plays, and keeps the structure of its twin; the index agrees
+with them.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +214,9 @@ PLAYED: set[str] = set()
 
 
 def shrunk(config: Config) -> dict[str, Any]:
-    """Two rounds of few clients and few steps; nothing of the method, the guarantee or the split is changed."""
+    """Two rounds of few clients and few steps; nothing of the method, the guarantee or the split is
+    changed.
+    """
     local, less = config.local, {"rounds": 2, "cohort.size": min(4, config.cohort.size), "engine.workers": 0}
     less |= {"local.steps": 2} if local.steps is not None else {"local.epochs": 1}
     less |= {"local.batch": min(4, local.batch)} if local.batch is not None else {"local.seconds": 2.0}
@@ -237,7 +241,9 @@ def test_two_tiny_rounds(file: Path, tmp_path: Path) -> None:
             config = sweep.config({**point, **shrunk(config)})
             if config.model.name in ("ctc-transformer", "ctc_transformer"):
                 width = {k: v for k, v in LITTLE_VOICE.items() if f"model.{k}" not in point or k == "size"}
-                config = sweep.config({**point, **shrunk(config), **{f"model.{k}": v for k, v in width.items()}})
+                config = sweep.config(
+                    {**point, **shrunk(config), **{f"model.{k}": v for k, v in width.items()}}
+                )
         speech = config.model.name in ("ctc-transformer", "ctc_transformer")
         same = config.model_dump_json(exclude=None if speech else {"model"}, exclude_defaults=True)
         same = same.replace(config.name, "")
@@ -256,10 +262,14 @@ def test_two_tiny_rounds(file: Path, tmp_path: Path) -> None:
 
 
 def cell(name: str, **where: Any) -> tuple[Any, ...]:
-    """What decides the outcome of the one run of a recipe where these keys have these values (`__` is a dot)."""
+    """What decides the outcome of the one run of a recipe where these keys have these values (`__` is a
+    dot).
+    """
     sweep = recipe(name)
     wanted = {key.replace("__", "."): value for key, value in where.items()}
-    points = [p for p in sweep.points if p.get("seed", 0) == 0 and all(p.get(k) == v for k, v in wanted.items())]
+    points = [
+        p for p in sweep.points if p.get("seed", 0) == 0 and all(p.get(k) == v for k, v in wanted.items())
+    ]
     assert len(points) == 1, (name, wanted, points)
     config = sweep.config(points[0])
     plain = config.model_dump(exclude={"name", "method", "checkpoint", "engine", "evaluate"})
@@ -283,7 +293,13 @@ TWICE = {
     ],
     "004: FedAdamW, 39.86 (Tables 1, 4, 5, 6, 11)": [
         cell(VIT, method="fedadamw", data__partition__alpha=0.1),
-        cell("004/table-4", method="fedadamw", method__aggregate=None, method__alpha=None, method__decoupled=None),
+        cell(
+            "004/table-4",
+            method="fedadamw",
+            method__aggregate=None,
+            method__alpha=None,
+            method__decoupled=None,
+        ),
         cell("004/table-5", method="fedadamw", method__alpha=0.5),
         cell("004/table-6", method="fedadamw", method__weight_decay=0.01),
         cell("004/table-11-vit-tiny", method="fedadamw", data__partition__alpha=0.1),
@@ -356,8 +372,16 @@ def test_fedprox_without_a_pull_is_the_cell_of_table_4() -> None:
 
 
 def test_decay_and_rates_of_the_families() -> None:
-    """000 Table 20 and B.4; 004 Appendix C: weight decay 0.001 for SGD, 0.01 for AdamW, Local Adam as in Table 6."""
-    for name in ("000/table-10", "000/table-18-resnet18-cifar10", "004/table-1-resnet18", "004/table-2", "004/table-3-sst2"):
+    """000 Table 20 and B.4; 004 Appendix C: weight decay 0.001 for SGD, 0.01 for AdamW, Local Adam as in
+    Table 6.
+    """
+    for name in (
+        "000/table-10",
+        "000/table-18-resnet18-cifar10",
+        "004/table-1-resnet18",
+        "004/table-2",
+        "004/table-3-sst2",
+    ):
         for config in runs(RECIPES / f"{name}.yaml"):
             adam = "adam" in config.method.name.replace("fedadam", "fed") or "fedadamw" in config.method.name
             lada = config.method.name == "fedlada"
@@ -400,8 +424,8 @@ def test_the_rows_of_paper_003s_table_1() -> None:
     assert rows == layers | whole | bare
     assert configs[0].privacy is not None
     assert {(s.population, s.cohort, s.rounds or 2006) for s in configs[0].privacy.extrapolate} == {
-        (347_530, 10_240, 2006), (1_737_650, 51_200, 2006), (3_475_300, 102_400, 2006), (6_950_600, 204_800, 2006),
-        (69_506_000, 204_800, 2034), (695_060_000, 204_800, 3390),
+        (347_530, 10_240, 2006), (1_737_650, 51_200, 2006), (3_475_300, 102_400, 2006),
+        (6_950_600, 204_800, 2006), (69_506_000, 204_800, 2034), (695_060_000, 204_800, 3390),
     }  # fmt: skip
 
 
@@ -427,7 +451,9 @@ def test_the_index_has_every_table_and_figure_of_the_papers() -> None:
     listed = [row[0] for row in rows_of_index()]
     for paper, items in ITEMS.items():
         for item in items:
-            assert any(re.match(rf"{paper} .*{re.escape(item)}(?!\d)", name) for name in listed), f"{paper} {item}"
+            assert any(re.match(rf"{paper} .*{re.escape(item)}(?!\d)", name) for name in listed), (
+                f"{paper} {item}"
+            )
 
 
 def test_the_index_and_the_files_agree() -> None:
@@ -457,7 +483,10 @@ def test_the_readme_names_no_file_that_is_missing() -> None:
 
 def test_no_file_points_to_a_document_that_is_not_here() -> None:
     here = {p.name for p in ROOT.rglob("*.md")}
-    places = [ROOT / "README.md", *(p for d in ("src", "tests", "docs", "recipes", "bench") for p in (ROOT / d).rglob("*"))]
+    places = [
+        ROOT / "README.md",
+        *(p for d in ("src", "tests", "docs", "recipes", "bench") for p in (ROOT / d).rglob("*")),
+    ]
     for place in places:
         if place.suffix not in (".py", ".md", ".yaml", ".toml") or not place.is_file():
             continue

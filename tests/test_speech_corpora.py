@@ -293,7 +293,9 @@ def test_each_speaker_is_one_client_and_reassigning_keeps_the_sizes(tmp_path: Pa
 
 
 def test_a_user_drawn_for_every_record_evens_the_sizes_out(tmp_path: Path) -> None:
-    """Paper 003, Figure 4: "choosing a user id uniformly and randomly from the set of user ids for each data point"."""
+    """Paper 003, Figure 4: "choosing a user id uniformly and randomly from the set of user ids for each data
+    point".
+    """
     users = np.repeat(np.arange(50), np.r_[np.full(25, 2), np.full(25, 98)])
     mixed = partition.redrawn(partition.natural(users, np.random.default_rng(1)), np.random.default_rng(0))
     assert sorted(mixed.indices.tolist()) == list(range(len(users)))

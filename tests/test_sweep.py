@@ -214,23 +214,35 @@ def test_cases_are_whole_settings_beside_the_product(tmp_path: Path) -> None:
     file.write_text(CASES)
     sweep = read_sweep(file, {})
     assert sweep is not None
-    told = [(p["method"], c.local.lr, c.local.weight_decay, c.seed) for p in sweep.points for c in [sweep.config(p)]]
+    told = [
+        (p["method"], c.local.lr, c.local.weight_decay, c.seed)
+        for p in sweep.points
+        for c in [sweep.config(p)]
+    ]
     assert told[:4] == [("fedavg", 0.1, 0.001, 0), ("fedavg", 0.1, 0.001, 1), ("scaffold", 0.1, 0.001, 0),
                         ("scaffold", 0.1, 0.001, 1)]  # fmt: skip
-    assert [t[0] for t in told[4:]] == ["fedadamw"] * 2 and told[4][2] == 0.0, "a case says nothing of another"
+    assert [t[0] for t in told[4:]] == ["fedadamw"] * 2 and told[4][2] == 0.0, (
+        "a case says nothing of another"
+    )
     assert sweep.config(sweep.points[4]).method.options == {"weight_decay": 0.02}
     assert [sweep.candidates(p) for p in sweep.points[:4]] == [[]] * 4, "only its own case is tuned"
     judged = sweep.candidates(sweep.points[5])
     assert [(p["local.lr"], p["seed"]) for p in judged] == [(0.001, 0), (0.003, 0)]
     assert {sweep.config(p).data.validation for p in judged} == {0.2}
-    assert {sweep.config(p).data.validation for p in sweep.points} == {0.0}, "only the runs that choose hold out"
+    assert {sweep.config(p).data.validation for p in sweep.points} == {0.0}, (
+        "only the runs that choose hold out"
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("  seed: [0, 1]\n", "  seed: [0, 1]\n  local.lr: [0.2]\n", "sweep.local.lr: a case gives it too"),
-        ("    - {method: fedadamw,", "    - fedadamw\n    - {method: fedadamw,", "sweep.cases: give a list of settings"),
+        (
+            "    - {method: fedadamw,",
+            "    - fedadamw\n    - {method: fedadamw,",
+            "sweep.cases: give a list of settings",
+        ),
         ("  validation: 0.2\n", "", "set sweep.validation"),
         ("[fedavg, scaffold]", "[fedavg, fedavg]", "two of its runs are both"),
     ],
@@ -275,9 +287,14 @@ def test_a_config_is_laid_over_its_base(tmp_path: Path) -> None:
     below, above = tmp_path / "below.yaml", tmp_path / "sub" / "above.yaml"
     above.parent.mkdir()
     below.write_text(GOOD + "sweep: {seed: [0, 1], method: [fedavg]}\n")
-    above.write_text("base: ../below.yaml\nrounds: 7\nlocal: {lr: 0.5}\nmodel: {name: logistic}\nsweep: {seed: [3], method: null}\n")
+    above.write_text(
+        "base: ../below.yaml\nrounds: 7\nlocal: {lr: 0.5}\nmodel: {name: logistic}\n"
+        "sweep: {seed: [3], method: null}\n"
+    )
     sweep = read_sweep(above, {})
-    assert sweep is not None and sweep.points == [{"seed": 3}], "a list replaces the other's, and null takes one out"
+    assert sweep is not None and sweep.points == [{"seed": 3}], (
+        "a list replaces the other's, and null takes one out"
+    )
     (tmp_path / "one.yaml").write_text(GOOD)
     one, config = load(tmp_path / "one.yaml"), sweep.config(sweep.points[0])
     assert (config.rounds, config.local.lr, config.local.batch) == (7, 0.5, one.local.batch)

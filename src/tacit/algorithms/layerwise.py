@@ -15,10 +15,10 @@ from tacit.vector import Vectors
 
 @dataclass(frozen=True)
 class FedLayerwise(Algorithm):
-    """Local LARS (You et al., 2017) or LAMB (You et al., 2020), their state fresh every round; θ += mean(y − θ).
+    """Local LARS (You et al., 2017) or LAMB (You et al., 2020), their state fresh every round.
 
-    Paper 003 (Appendix G.4) names both as candidates to replace SGD on the clients. Traffic is FedAvg's: moments are
-    neither sent nor kept.
+    Paper 003 (Appendix G.4) names both as candidates to replace SGD on the clients. Traffic is FedAvg's:
+    moments are neither sent nor kept.
     """
 
     rule: Literal["lars", "lamb"] = "lamb"

@@ -31,8 +31,8 @@ def drift(
 ) -> None:
     """Show how far clients come apart: variance of AdamW's v over them, and drift of AdamW and of SGD.
 
-    From the server's model of every checkpoint that was kept (`checkpoint.keep`). These are exact numbers on clients,
-    outside any guarantee: a diagnosis for simulations. Paper 004, Figure 2.
+    From the server's model of every checkpoint that was kept (`checkpoint.keep`). These are exact numbers on
+    clients, outside any guarantee: a diagnosis for simulations. Paper 004, Figure 2.
 
     - `tacit drift runs/my-run --picture drift.png`
     """
@@ -42,7 +42,8 @@ def drift(
     for folder in runs:
         job = _job(folder)
         found[folder.name] = [
-            measure(job, _load(job, folder, round), clients, adamw_lr, sgd_lr, steps) for round in _rounds(folder)
+            measure(job, _load(job, folder, round), clients, adamw_lr, sgd_lr, steps)
+            for round in _rounds(folder)
         ]
     if picture is not None:
         draw(found, picture)
@@ -61,17 +62,20 @@ def drift(
 def hessian(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     kind: Annotated[str, typer.Option(help="Blocks: architecture, fine or tensor.")] = "architecture",
-    round: Annotated[int | None, typer.Option(help="A checkpoint that was kept; the newest if not given.")] = None,
+    round: Annotated[
+        int | None, typer.Option(help="A checkpoint that was kept; the newest if not given.")
+    ] = None,
     records: Annotated[int, typer.Option(min=1, help="Training records the loss is taken on.")] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Products with the Hessian for each block.")] = 10,
     limit: Annotated[int | None, typer.Option(min=1, help="Blocks to look at; all if not given.")] = None,
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
-    """Show how curved the loss is along each block of parameters: leading eigenvalues of the Hessian, by Lanczos.
+    """Show how curved the loss is along each block of parameters: leading eigenvalues of the Hessian, by
+    Lanczos.
 
-    These are exact numbers on training records, outside any guarantee: a diagnosis for simulations. Paper 004, Figures
-    3, 7 and 8.
+    These are exact numbers on training records, outside any guarantee: a diagnosis for simulations. Paper
+    004, Figures 3, 7 and 8.
 
     - `tacit hessian runs/my-run --limit 30 --picture hessian.png`
     """
@@ -93,7 +97,7 @@ def hessian(
     chosen = np.sort(rng.choice(held, min(records, len(held)), replace=False))
     batch = job.population.records.prepare(job.population.records.take(chosen))
     product = hessian_product(job.model, job.layout, job.task, batch)
-    spectra = by_block(product, blocks(job.layout, kind), steps, limit)  # type: ignore[arg-type]
+    spectra = by_block(product, blocks(job.layout, kind), steps, limit)
     if picture is not None:
         draw(spectra, picture, f"round {played}, {len(chosen)} training records")
     if as_json:
@@ -122,14 +126,16 @@ def _job(folder: Path) -> Job:
     settings = config.load(folder / api.CONFIG, presets=False)
     if settings.privacy is not None and settings.privacy.entropy == "os":
         raise UserError(
-            f"{folder} protects its clients; exact numbers on them are outside any guarantee. This is for runs without "
-            "privacy, and for simulations (privacy.entropy: seed)"
+            f"{folder} protects its clients; exact numbers on them are outside any guarantee. This is for "
+            "runs without privacy, and for simulations (privacy.entropy: seed)"
         )
     return build_job(settings, folder)
 
 
 def _rounds(folder: Path) -> list[int]:
-    kept = sorted(int(p.name) for p in (folder / "checkpoint").glob("[0-9]*") if p.is_dir() and p.name.isdigit())
+    kept = sorted(
+        int(p.name) for p in (folder / "checkpoint").glob("[0-9]*") if p.is_dir() and p.name.isdigit()
+    )
     if not kept:
         raise UserError(f"{folder}: no checkpoint is there yet")
     return kept

@@ -1,4 +1,6 @@
-"""`tacit layers`: how far each layer moved in the clients' hands, how they pulled at it, and what noise did to it."""
+"""`tacit layers`: how far each layer moved in the clients' hands, how they pulled at it, and what noise did
+to it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def layers(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run with `evaluate: {layers: true}`.")],
     what: Annotated[
         Literal["updates", "gradients", "server"],
-        typer.Option(help="Clients' updates, their gradients while they train, or the mean update and its noise."),
+        typer.Option(
+            help="Clients' updates, their gradients while they train, or the mean update and its noise."
+        ),
     ] = "updates",
     picture: Annotated[
         Path | None, typer.Option(help="Draw the norms over the depth here (.png, .svg).")
@@ -26,8 +30,8 @@ def layers(
 ) -> None:
     """Show how far each layer of the clients' updates moved: mean ± deviation over clients and rounds.
 
-    `--what gradients` shows the norms of their gradients instead, `--what server` those of the mean update before
-    the server's noise and after it, in the mean over rounds.
+    `--what gradients` shows the norms of their gradients instead, `--what server` those of the mean update
+    before the server's noise and after it, in the mean over rounds.
 
     These are exact numbers on clients, outside any guarantee: a diagnosis for simulations.
 

@@ -25,8 +25,8 @@ def mostly_skipped(record: Record) -> str | None:
     if lost <= record["clients"]:
         return None
     return (
-        f"{lost} of {lost + record['clients']} clients were left out, their updates infinite or not a number; lower "
-        "local.lr or set local.clip"
+        f"{lost} of {lost + record['clients']} clients were left out, their updates infinite or not a "
+        "number; lower local.lr or set local.clip"
     )
 
 
@@ -83,7 +83,9 @@ class LiveProgress:
             self._bar.update(self._round, completed=done, total=max(cohort, 1))
 
     def round(self, record: Record) -> None:
-        if (note := mostly_skipped(record)) is not None and time.monotonic() - self._warned > self.PLAIN_EVERY:
+        if (
+            note := mostly_skipped(record)
+        ) is not None and time.monotonic() - self._warned > self.PLAIN_EVERY:
             self._warned = time.monotonic()
             self._console.print(f"[yellow]round {record['round']}: {note}[/yellow]")
         shown = [text(record[name]) for name, text in SHOWN if name in record]

@@ -201,8 +201,8 @@ def build_probe(config: Config, population: Population) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
     if config.privacy is not None and config.privacy.entropy == "os":
         raise UserError(
-            "evaluate.train: an exact loss on protected records is outside any guarantee; leave it out, or set "
-            "privacy.entropy to seed, which makes the run a simulation"
+            "evaluate.train: an exact loss on protected records is outside any guarantee; leave it out, or "
+            "set privacy.entropy to seed, which makes the run a simulation"
         )
     held = np.concatenate([population.train(client) for client in range(len(population))]).astype(np.int64)
     rng = randomness.generator(config.seed, "probe")

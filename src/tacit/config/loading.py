@@ -1,8 +1,8 @@
 """From a YAML file and `--set` overrides to a checked `Config`, or one clear line about what is wrong.
 
-`base: FILE` at the top of a config (a path from its own folder) lays it over that file: sections, `sweep` among
-them, are merged key by key, and everything else replaces what was there. In a sweep, `null` takes a key out. So
-experiments that share their setting say it once.
+`base: FILE` at the top of a config (a path from its own folder) lays it over that file: sections, `sweep`
+among them, are merged key by key, and everything else replaces what was there. In a sweep, `null` takes a key
+out. So experiments that share their setting say it once.
 """
 
 from __future__ import annotations

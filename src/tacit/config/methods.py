@@ -74,7 +74,9 @@ TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005, "momentum": 0.7}}}
 """Ours, after the rate of paper 002's personal heads, its epochs and its momentum: it gives none for -FT."""
 LOCAL_ADAMW = {"aggregate": "none", "alpha": 0.0}
 FINE = {"blocks": "fine", "min_block": 512}
-"""Paper 004's own blocks, and the 512 it names for their number (no more than d/512); paper 000 has others."""
+"""Paper 004's own blocks, and the 512 it names for their number (no more than d/512); paper 000 has
+others.
+"""
 DP_ADAMW = {"alpha": 0.5, "debias": True}
 
 METHODS: dict[str, Method] = {

@@ -59,8 +59,8 @@ class Natural(Section):
     clients: PositiveInt | None = None
     """Draw so many of the users; left out, all of them."""
     iid: Literal["same-sizes", "uniform"] | None = None
-    """A control: records are dealt out at random among the users. `same-sizes`: each keeps its number of them;
-    `uniform`: a user is drawn for every record, which makes the sizes nearly equal (paper 003).
+    """A control: records are dealt out at random among the users. `same-sizes`: each keeps its number of
+    them; `uniform`: a user is drawn for every record, which makes the sizes nearly equal (paper 003).
     """
 
 
@@ -288,7 +288,9 @@ def _without_warmup(schedule: AnySchedule, rounds: int) -> Schedule:
 
 
 class WithinRound(Section):
-    """The rate's shape over a round's local steps, on top of `local.schedule`: a linear rise, then half a cosine."""
+    """The rate's shape over a round's local steps, on top of `local.schedule`: a linear rise, then half a
+    cosine.
+    """
 
     cosine: bool = False
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -483,7 +485,8 @@ class Evaluation(Section):
     tune: Tuning | None = None
     """Also test these clients after each has trained the model on its own records, for itself alone.
 
-    It starts from the server's model of that round, so one run gives a method's curve and that of its -FT twin.
+    It starts from the server's model of that round, so one run gives a method's curve and that of its -FT
+    twin.
     """
     train: Annotated[int, Field(ge=0)] = 0
     """Also take the loss of the server's model on so many training records, always the same ones.

@@ -13,9 +13,9 @@ validation records, with the first seed, is kept for all seeds.
 `validation` is held out of each client's records in the runs that choose, and in those only; without it the
 config's own `data.validation` is used, which is held out in every run.
 
-`cases:` is for what a product cannot say: families that differ in several keys at once, or in their grids. Each
-case is a whole setting, with lists and a `tune` of its own if it likes; the runs are every case with every
-combination of the other lists.
+`cases:` is for what a product cannot say: families that differ in several keys at once, or in their grids.
+Each case is a whole setting, with lists and a `tune` of its own if it likes; the runs are every case with
+every combination of the other lists.
 
     sweep:
       cases:
@@ -124,8 +124,8 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     tuned = any(family.tune for family in families)
     if tuned and not validation and not values.get("data", {}).get("validation"):
         raise UserError(
-            f"{file}: sweep.tune needs records to choose by; set sweep.validation, for example to 0.1 (held out "
-            "by the runs that choose), or set data.validation (held out by all)"
+            f"{file}: sweep.tune needs records to choose by; set sweep.validation, for example to 0.1 (held "
+            "out by the runs that choose), or set data.validation (held out by all)"
         )
     sweep = Sweep(values, families, str(values.get("name", file.stem)), validation if tuned else None)
     names: set[str] = set()
@@ -142,11 +142,15 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     return sweep
 
 
-def _families(file: Path, shared: Mapping[str, Any], tune: Mapping[str, Any], cases: Any) -> tuple[Family, ...]:
+def _families(
+    file: Path, shared: Mapping[str, Any], tune: Mapping[str, Any], cases: Any
+) -> tuple[Family, ...]:
     if cases is None:
         return (_family(file, shared, tune),)
     if not isinstance(cases, list) or not cases or not all(isinstance(c, dict) for c in cases):
-        raise UserError(f"{file}: sweep.cases: give a list of settings, each a mapping of keys (got {cases!r})")
+        raise UserError(
+            f"{file}: sweep.cases: give a list of settings, each a mapping of keys (got {cases!r})"
+        )
     families = []
     for case in cases:
         own = {k: v if isinstance(v, list) else [v] for k, v in case.items() if k != "tune"}

@@ -103,7 +103,9 @@ class Engine(Protocol):
         """
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
-        """Metrics of the server's model on the common test set, and `server_train_loss` if the job asks for it."""
+        """Metrics of the server's model on the common test set, and `server_train_loss` if the job asks for
+        it.
+        """
 
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None

@@ -57,7 +57,9 @@ class Gradients(Protocol):
         """Variance that privacy adds to each coordinate."""
 
     def rows(self, examples: int, epochs: int | None = None) -> Iterator[NDArray[np.int64]]:
-        """Positions of each batch's records among the client's own; `epochs` over them, or the local length."""
+        """Positions of each batch's records among the client's own; `epochs` over them, or the local
+        length.
+        """
 
     def fill(self, flat: Flat, batch: Batch, task: Task, scale: Tensor | None) -> Tensor:
         """Put the gradient of a batch into `flat.grad`; returns the mean loss.

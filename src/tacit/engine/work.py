@@ -43,8 +43,8 @@ class LocalWork:
     ) -> None:
         """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
 
-        `descent`: the short way to an SGD step, for plain gradients. `layers`: measure gradients. `augment`: what changes a batch, given
-        its records' places and the number of batches before it.
+        `descent`: the short way to an SGD step, for plain gradients. `layers`: measure gradients. `augment`:
+        what changes a batch, given its records' places and the number of batches before it.
         """
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
@@ -76,7 +76,9 @@ class LocalWork:
 
     @property
     def gradient_layers(self) -> list[float] | None:
-        """Mean norm of each layer of the gradients asked for, before any local clip; None unless it is measured."""
+        """Mean norm of each layer of the gradients asked for, before any local clip; None unless it is
+        measured.
+        """
         return None if self._layers is None else (self._layers / max(self._measured, 1)).tolist()
 
     @property

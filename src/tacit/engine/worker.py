@@ -318,7 +318,9 @@ class Worker:
         self._reset_buffers(message)
 
     def evaluate_chunk(self, chunk: int) -> dict[str, float]:
-        """Sums of the task's metrics over one chunk of the common test set, or of the probe; call `load` first."""
+        """Sums of the task's metrics over one chunk of the common test set, or of the probe; call `load`
+        first.
+        """
         job = self.job
         if chunk >= job.test_chunks:
             start = (chunk - job.test_chunks) * TEST_CHUNK

@@ -1,7 +1,8 @@
 """How far each layer moves in a client's hands: mean and deviation over the clients of a round.
 
-Paper 003's Figures 5, 10 and 19 to 23; 13 and 14 have the gradients of local training and the server's update. Layers move by very different amounts, which is why one clipping bound for the whole
-update serves some of them badly.
+Paper 003's Figures 5, 10 and 19 to 23; 13 and 14 have the gradients of local training and the server's
+update. Layers move by very different amounts, which is why one clipping bound for the whole update serves
+some of them badly.
 
 >>> [kind(name) for name in ("layers.3.attention.qkv", "layers.3.mlp.up", "layers.3.norm2", "conv", "head")]
 ['attention', 'MLP', 'norm', 'convolution', 'head']
@@ -43,7 +44,9 @@ def layer_statistics(layout: Layout, clients: Sequence[Sequence[float] | None]) 
 
 
 def server_statistics(layout: Layout, before: Tensor, after: Tensor) -> dict[str, list[float]]:
-    """Norm of each layer of the mean update, before the server's noise and after it (paper 003, Figures 13, 14)."""
+    """Norm of each layer of the mean update, before the server's noise and after it (paper 003, Figures 13,
+    14).
+    """
     names = [name for name, _ in layout.layer_slices()]
     both = zip(names, layout.layer_norms(before).tolist(), layout.layer_norms(after).tolist(), strict=True)
     return {name: [float(f"{a:.5g}"), float(f"{b:.5g}")] for name, a, b in both}

@@ -310,7 +310,9 @@ class Federation:
         return self._finish_round(engine, order.lr, message, reports, start)
 
     def _mean_before_noise(self, total: Vectors, bounding: Bounding | None) -> Tensor:
-        """The mean bounded update, as the noise will find it (with whatever noise the clients made themselves)."""
+        """The mean bounded update, as the noise will find it (with whatever noise the clients made
+        themselves).
+        """
         delta, expected = total["delta"], self.mechanism.expected(len(self.job.population))
         if bounding is None or bounding.grid is None:
             return delta.float() / expected

@@ -47,6 +47,6 @@ def cnn(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> Cnn:
         height, width = (height - 2) // 2, (width - 2) // 2
     if min(height, width) < 1:
         raise UserError(f"model 'cnn' needs images of at least 22×22 pixels, not {shape[1]}×{shape[2]}")
-    # torch's own initial values, as in the paper's code: at its rate of 0.1 and momentum 0.7, He's larger ones send
-    # nine clients of ten to infinity in the first round.
+    # torch's own initial values, as in the paper's code: at its rate of 0.1 and momentum 0.7, He's larger
+    # ones send nine clients of ten to infinity in the first round.
     return Cnn(channels, 256 * height * width, classes)

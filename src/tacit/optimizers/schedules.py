@@ -1,7 +1,7 @@
 """Learning-rate schedules: from a round's number, counted from zero, to a factor of the base rate.
 
-A schedule is a pure function of the step, so a resumed run needs nothing to continue it. `Within` is another thing:
-the shape of the rate over the local steps of one round, on top of the round's own.
+A schedule is a pure function of the step, so a resumed run needs nothing to continue it. `Within` is another
+thing: the shape of the rate over the local steps of one round, on top of the round's own.
 
 >>> Cosine(100)(0), Cosine(100, floor=0.1)(100)
 (1.0, 0.1)
@@ -92,8 +92,8 @@ class Warmup:
 class Within:
     """A factor for each of a round's local steps: a linear rise over `warmup` of them, then half a cosine.
 
-    The cosine goes from 1 down to `floor`, which the step after the last would have (paper 004: "cosine decay is
-    applied to local learning rates over the 50 local steps per round"). Without it the rate stays up.
+    The cosine goes from 1 down to `floor`, which the step after the last would have (paper 004: "cosine decay
+    is applied to local learning rates over the 50 local steps per round"). Without it the rate stays up.
 
     >>> [round(Within(cosine=True)(k, 4), 3) for k in range(4)], Within(warmup=2)(0, 4)
     ([1.0, 0.854, 0.5, 0.146], 0.5)

@@ -1,8 +1,8 @@
 """How curved the loss is along each block of parameters: leading eigenvalues of the Hessian, by Lanczos.
 
-Paper 004 (Figures 3, 7, 8) groups parameters by the structure of their Hessian. No Hessian is ever written down: one
-product with it costs two backward passes, and Lanczos (1950) finds the ends of the spectrum of H restricted to a block
-from a few of them, each step made orthogonal to all before it.
+Paper 004 (Figures 3, 7, 8) groups parameters by the structure of their Hessian. No Hessian is ever written
+down: one product with it costs two backward passes, and Lanczos (1950) finds the ends of the spectrum of H
+restricted to a block from a few of them, each step made orthogonal to all before it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Spectrum:
 
 
 def hessian_product(model: nn.Module, layout: Layout, task: Task, batch: Batch) -> Product:
-    """v ↦ H v for the shared parameters' Hessian of the batch's mean loss, at the model's values, dropout off."""
+    """v ↦ H v, H of the batch's mean loss over the shared parameters at the model's values, dropout off."""
     named = dict(model.named_parameters())
     parameters = [named[segment.name] for segment in layout.shared_segments]
     model.eval()
@@ -56,7 +56,7 @@ def hessian_product(model: nn.Module, layout: Layout, task: Task, batch: Batch) 
 def leading(product: Product, mask: Tensor, steps: int, seed: int = 0) -> tuple[float, ...]:
     """Ritz values of the symmetric operator restricted to the coordinates where `mask` is 1.
 
-    With as many steps as the block has coordinates they are its eigenvalues; the outer ones are right long before.
+    With as many steps as the block has coordinates they are its eigenvalues; the outer ones come first.
     """
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(mask.shape, generator=generator) * mask

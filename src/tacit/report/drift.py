@@ -1,7 +1,7 @@
 """How far clients come apart in one round: variance of AdamW's v over them, and drift of what they send.
 
-Paper 004's Figure 2. From the server's model of a checkpoint, some clients each play one round of Local AdamW and one of
-Local SGD; nothing is trained on.
+Paper 004's Figure 2. From the server's model of a checkpoint, some clients each play one round of Local AdamW
+and one of Local SGD; nothing is trained on.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Drift:
 
 
 def measure(job: Job, round: int, clients: int, adamw_lr: float, sgd_lr: float, steps: int) -> Drift:
-    """Let `clients` of the job's clients play from `job.model`, without privacy. They are the same every time."""
+    """Let `clients` of the job's clients, always the same, play from `job.model`, without privacy."""
     rng = randomness.generator(job.seed, "drift")
     chosen = np.sort(rng.choice(len(job.population), min(clients, len(job.population)), replace=False))
     # With v carried from zero at round 0, "aggregate v" is Local AdamW that also shows its v.
@@ -67,7 +67,9 @@ def measure(job: Job, round: int, clients: int, adamw_lr: float, sgd_lr: float, 
 def _spreads(
     job: Job, algorithm: Algorithm, clients: Sequence[int], lr: float, steps: int
 ) -> dict[str, Spread]:
-    plain = replace(job, algorithm=algorithm, privacy=None, local=replace(job.local, steps=steps, epochs=None))
+    plain = replace(
+        job, algorithm=algorithm, privacy=None, local=replace(job.local, steps=steps, epochs=None)
+    )
     worker = Worker(plain)
     state = algorithm.init(read_values(plain.model, plain.layout).float(), plain.layout)
     message: Vectors = {name: vector.clone() for name, vector in algorithm.message(state).items()}
@@ -80,7 +82,8 @@ def _spreads(
         worker.sum(Order(0, lr, steps), message, [Visit(client, NONE)], into)
         for name in ("delta", "v"):  # Welford: one pass, no list of clients' vectors
             if name in into:
-                x, mean = into[name].double(), means.setdefault(name, torch.zeros(len(into[name]), dtype=torch.double))
+                x = into[name].double()
+                mean = means.setdefault(name, torch.zeros_like(x))
                 before = x - mean
                 mean += before / number
                 squares[name] = squares.get(name, 0.0) + float(before @ (x - mean))
@@ -100,8 +103,9 @@ def draw(runs: dict[str, list[Drift]], file: Path) -> None:
     for n, (name, drifts) in enumerate(runs.items()):
         rounds, color = [d.round for d in drifts], f"C{n % 10}"
         left.plot(rounds, [d.v.relative for d in drifts], marker="o", color=color, label=name)
-        right.plot(rounds, [d.adamw.relative for d in drifts], marker="o", color=color, label=f"{name}, Local AdamW")
-        right.plot(rounds, [d.sgd.relative for d in drifts], "--", marker="x", color=color, label=f"{name}, Local SGD")
+        adamw, sgd = [d.adamw.relative for d in drifts], [d.sgd.relative for d in drifts]
+        right.plot(rounds, adamw, marker="o", color=color, label=f"{name}, Local AdamW")
+        right.plot(rounds, sgd, "--", marker="x", color=color, label=f"{name}, Local SGD")
     left.set_title("v: deviation over clients ÷ mean")
     right.set_title("updates: deviation over clients ÷ mean")
     for axes in (left, right):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +25,8 @@ from tacit.tasks.answers import ask
 class Classification:
     """One class per record: `y` [B] for the model's answer on `x`, or on `input_ids` and `attention_mask`.
 
-    `metrics` adds `matthews` (Matthews' correlation, GLUE's for CoLA; for more classes Gorodkin's, 2004) and `f1` (of
-    class 1 where there are two, as GLUE has it for QQP and MRPC; the mean over classes otherwise).
+    `metrics` adds `matthews` (Matthews' correlation, GLUE's for CoLA; for more classes Gorodkin's, 2004) and
+    `f1` (of class 1 where there are two, as GLUE has it for QQP and MRPC; the mean over classes otherwise).
     """
 
     metrics: tuple[str, ...] = ()
@@ -59,9 +58,13 @@ class Classification:
         found = {"loss": sums["loss"] / count, "accuracy": sums["correct"] / count}
         if self.metrics and sums["count"]:
             classes = sum(name.startswith("said_") for name in sums)
-            said, true, right = ([sums[f"{n}_{k}"] for k in range(classes)] for n in ("said", "true", "right"))
-            both = {"matthews": partial(_matthews, sums["count"]), "f1": _f1}
-            found |= {name: both[name](said, true, right) for name in self.metrics}
+            said, true, right = (
+                [sums[f"{n}_{k}"] for k in range(classes)] for n in ("said", "true", "right")
+            )
+            if "matthews" in self.metrics:
+                found["matthews"] = _matthews(sums["count"], said, true, right)
+            if "f1" in self.metrics:
+                found["f1"] = _f1(said, true, right)
         return found
 
 

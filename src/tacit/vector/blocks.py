@@ -14,8 +14,8 @@ for each coordinate. Three partitions of the same vector:
   projection and MLP by output neuron (its bias goes with it); every other tensor is one block.
 - "tensor". Each parameter tensor is a block.
 
-`most` and `least` bound their number as in B = min(most, ⌊d/least⌋) for d coordinates: where a partition has more,
-neighbours are joined, as evenly as can be.
+`most` and `least` bound their number as in B = min(most, ⌊d/least⌋) for d coordinates: where a partition has
+more, neighbours are joined, as evenly as can be.
 
 >>> import torch
 >>> layout = Layout.of(torch.nn.Linear(2, 3))

@@ -20,7 +20,9 @@ SMALLEST_DELTA = 1e-11
 """Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there."""
 
 LARGEST_STEP = 512.0
-"""Losses so large that a grid of them has wider steps overflow eˣ; ε is in the millions there, and RDP bounds it."""
+"""Losses so large that a grid of them has wider steps overflow eˣ; ε is in the millions there, and RDP bounds
+it.
+"""
 
 FINE, ROUGH = 30_000, 2_000
 """Most points on the grid of one event's privacy losses; making them takes about 5 µs each."""
