@@ -1,5 +1,9 @@
 """Every method once more: NumPy in float64, literally from the papers' formulas, sharing no code with tacit.
 
+Each step names the line of the pseudo-code it is written from ("004 A2.8" is line 8 of Algorithm 2 of paper
+004, in the numbering of the recipes; methods of others by their own papers), and says so where it departs
+from it.
+
 The problem is softmax regression on two halves of each record, logits = A x₁ + a + B x₂ + b: convex, with
 two layers, so that per-layer rules and personal parts mean something. A step's batch is all of a client's
 records, so the only randomness left is the noise, which is handed in.
@@ -84,7 +88,11 @@ class Problem:
         return ((r, self.lr[r], self.cohorts[r]) for r in range(len(self.lr)))
 
     def gradient(self, r: int, i: int) -> Gradient:
-        """g, or g̃ = (1/B)[Σ clip_C(g_j) + noise] at example level (B: all of the client's records)."""
+        """g, or g̃ = (1/B)[Σ clip_C(g_j) + noise] at example level (B: all of the client's records).
+
+        000 A2.8 (each record's gradient), A2.9 (clipped) and A2.11 (sum, noise, 1/sR). A2.11 prints a factor
+        C before N(0, σ²C²): left out, as its own bias term (σC/sR)² has it.
+        """
         x, labels = self.data[i]
         noise = self.example_noise(r, i) if self.example_noise else None
 
@@ -103,7 +111,11 @@ class Problem:
         return record_gradients(*self.public, y).mean(0)
 
     def mean(self, r: int, **uploads: list[Array]) -> list[Array]:
-        """The mean of each upload; at client level (1/m)[Σ clip_C(uploads) + noise]."""
+        """The mean of each upload; at client level (1/m)[Σ clip_C(uploads) + noise].
+
+        002 A2.18 (clip) and A2.19, A2.25 (N(0, σ²C²/rN) on each of rN updates is N(0, σ²C²) on their sum);
+        003 A1.11 to A1.13, and its Definition 3 for bounds by layer.
+        """
         if self.client_bounds is None:
             return [np.mean(vectors, axis=0) for vectors in uploads.values()]
         bounded: list[dict[str, Array]] = []
@@ -130,7 +142,10 @@ def fedavg(
     smooth: Callable[[Array], Array] | None = None,
     momentum: float = 0.0,
 ):
-    """y −= η g; FedProx adds μ(y − θ) to g; FedSAM takes g at y + ρ g/‖g‖; LS smooths g; heavy ball u."""
+    """y −= η g (McMahan et al. 2017, ClientUpdate); FedProx adds μ(y − θ) to g (Li et al. 2020, Eq. 2);
+    FedSAM takes g at y + ρ g/‖g‖ (002 Eqs. 11, 12); LS smooths g (Liang et al. 2020); momentum is heavy ball
+    (002, Section 5.1).
+    """
     theta, out = p.theta, []
     for r, eta, cohort in p.rounds():
         deltas = []
@@ -166,6 +181,9 @@ def laplacian_smoothing(inputs: int, sigma: float) -> Callable[[Array], Array]:
 
 
 def scaffold(p: Problem):
+    """Karimireddy et al. 2020, Algorithm 1: line 10 (step), line 12 option II (c_i⁺), lines 16, 17 (server,
+    η_g 1).
+    """
     theta, c = p.theta, np.zeros_like(p.theta)
     kept: dict[int, Array] = {}
     out: list[State] = []
@@ -185,6 +203,7 @@ def scaffold(p: Problem):
 
 
 def fedcm(p: Problem, alpha: float = 0.1):
+    """Xu et al. 2021, Algorithm 1: v = αg + (1 − α)Δ_t, and Δ_{t+1} = −mean(Δ)/(Kη)."""
     theta, direction, out = p.theta, np.zeros_like(p.theta), []
     for r, eta, cohort in p.rounds():
         deltas = []
@@ -202,6 +221,9 @@ def fedcm(p: Problem, alpha: float = 0.1):
 def fedopt(
     p: Problem, rule: str, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ):
+    """Reddi et al. 2021, Algorithm 2: FedAdagrad, FedYogi, FedAdam; η_g 0.01 by 004 (Appendix C), β2 and τ by
+    Reddi.
+    """
     theta, m, v, out = p.theta, np.zeros_like(p.theta), np.zeros_like(p.theta), []
     for r, eta, cohort in p.rounds():
         deltas = []
@@ -224,6 +246,9 @@ def fedopt(
 
 
 def fedlada(p: Problem, alpha: float = 0.1, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
+    """Sun et al. 2023, Algorithm 1: local AdamW moments, v from its average, amended by the last global
+    direction.
+    """
     theta, v_bar, direction, out = p.theta, np.zeros_like(p.theta), np.zeros_like(p.theta), []
     for r, eta, cohort in p.rounds():
         deltas, moments = [], []
@@ -243,6 +268,9 @@ def fedlada(p: Problem, alpha: float = 0.1, beta1: float = 0.9, beta2: float = 0
 
 
 def fafed(p: Problem, alpha: float = 0.1, beta: float = 0.999, rho: float = 1e-3):
+    """Wu et al. 2023 (FAFED), Algorithm 1: a momentum-based variance-reduced m, a denominator fixed within a
+    round.
+    """
     theta, m_bar, v_bar, out = p.theta, np.zeros_like(p.theta), np.zeros_like(p.theta), []
     for r, eta, cohort in p.rounds():
         deltas, ms, vs = [], [], []
@@ -274,7 +302,8 @@ def adamw(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ):
-    """Local Adam(W), FedAdamW's Algorithm 2, DP-FedAdamW, and the aggregation variants.
+    """Local Adam(W) (004 A1), FedAdamW (004 A2), DP-LocalAdamW (000 A2), DP-FedAdamW (001) and 004 Table 7's
+    variants.
 
     `starts`: which of m, v and b (block means of v) begin a round as the average of their last values.
     """
@@ -293,30 +322,38 @@ def adamw(
                 v = np.concatenate(
                     [np.full(s.stop - s.start, b) for s, b in zip(blocks, bar["b"], strict=True)]
                 )
+            window = 0  # how many gradients v is taken to have seen when the round begins
+            if "m" in starts and "v" not in starts and r > 0:  # ours: the paper prints no rule for Agg-m
+                window = round(1 / (1 - beta1))
+                v = (1 - beta2**window) * (m / (1 - beta1 ** (r * p.steps))) ** 2
             for k in range(1, p.steps + 1):
                 t = r * p.steps + k
-                here = g(y) + l2 * y
-                m = beta1 * m + (1 - beta1) * here
-                v = beta2 * v + (1 - beta2) * here**2
+                here = g(y) + l2 * y  # 004 A2.7; Adam's L2 term where there is one
+                m = beta1 * m + (1 - beta1) * here  # 004 A2.8, 000 A2.12
+                v = beta2 * v + (1 - beta2) * here**2  # 004 A2.9, 000 A2.13
+                # 004 A2.11 and A2.12: m by its own steps k, v by all steps t; 000 A2.14 and A2.15, where both
+                # restart.
                 m_hat = m / (1 - beta1 ** (t if "m" in starts else k))
-                v_hat = v / (1 - beta2 ** (t if "v" in starts or "b" in starts else k))
-                if debias:
+                v_hat = v / (1 - beta2 ** (t if "v" in starts or "b" in starts else window + k))
+                if debias:  # 001: √(v̂ − (σC/sR)²) + τ; the floor is ours, for v̂ below (σC/sR)²
                     v_hat = np.maximum(v_hat - p.noise_variance, floor * p.noise_variance)
+                # 004 A2.13, A2.14; 000 A2.16. They print −λx inside −η(…), which would grow the weights: +λx
+                # here.
                 y = y - eta * (m_hat / (np.sqrt(v_hat) + eps) + alpha * direction + decay * y)
             uploads["delta"].append(y - theta)
             for name in starts:
                 ends = {"m": m, "v": v, "b": np.array([v[s].mean() for s in blocks])}
                 uploads[name].append(ends[name])
         delta, *moments = p.mean(r, **uploads)
-        bar |= dict(zip(starts, moments, strict=True))
-        theta, direction = theta + delta, -delta / (p.steps * eta)
+        bar |= dict(zip(starts, moments, strict=True))  # 004 A2.16 and A2.20
+        theta, direction = theta + delta, -delta / (p.steps * eta)  # 004 A2.19 and A2.18
         state = {"theta": theta} | {("v" if name == "b" else name): bar[name] for name in starts}
         out.append(state | ({"direction": direction} if alpha else {}))
     return out
 
 
 def fedadamw_theory(p: Problem, alpha: float = 0.5, beta2: float = 0.999, eps: float = 1e-8):
-    """Algorithm 3, with γ = Kη, so that θ −= γ Δ_G is θ += mean(Δ)."""
+    """004 A3 (lines 4, 7, 9, 11, 12, 13: β1 = 0, λ = 0), with γ = Kη, so that θ −= γ Δ_G is θ += mean(Δ)."""
     blocks = tensors(p.data[0][0].shape[1])
     theta, direction, means, out = p.theta, np.zeros_like(p.theta), np.zeros(len(blocks)), []
     for r, eta, cohort in p.rounds():
@@ -339,6 +376,9 @@ def fedadamw_theory(p: Problem, alpha: float = 0.5, beta2: float = 0.999, eps: f
 
 
 def adadps(p: Problem, beta: float = 0.9, eps: float = 1e-3):
+    """Li et al. 2022 (AdaDPS), Algorithm 1 with public data: each record's gradient is scaled, then
+    clipped.
+    """
     theta, v_bar, out = p.theta, np.zeros_like(p.theta), []
     for r, eta, cohort in p.rounds():
         deltas, moments = [], []
@@ -356,8 +396,18 @@ def adadps(p: Problem, beta: float = 0.9, eps: float = 1e-3):
     return out
 
 
-def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float], momentum: float = 0.0):
-    """SGD on the head h (B and b), then SAM on the body φ (A and a); only φ's move is sent."""
+def dp2_fedsam(
+    p: Problem,
+    rho: float,
+    head_lr: Sequence[float],
+    momentum: float = 0.0,
+    head_steps: int = 0,
+    body_steps: int = 0,
+):
+    """002 A2.6 to A2.9: SGD on the head h (B and b); A2.10 to A2.15: SAM on the body φ (A and a), p by A2.13
+    (Eq. 11) and the step by A2.14 (Eq. 12); A2.17: only φ's move is sent; A2.22 to A2.24: who was not drawn
+    keeps its head.
+    """
     body = FIRST * CLASSES + CLASSES
     phi, initial = p.theta[:body], p.theta[body:]
     heads: dict[int, Array] = {}
@@ -367,11 +417,11 @@ def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float], momentum: float
         for i in cohort:
             g, h = p.gradient(r, i), heads.get(i, initial)
             u = np.zeros_like(h)
-            for _ in range(p.steps):
+            for _ in range(head_steps or p.steps):
                 u = momentum * u + g(np.concatenate([phi, h]))[body:]
                 h = h - head_lr[r] * u
             y, u = phi, np.zeros_like(phi)
-            for _ in range(p.steps):
+            for _ in range(body_steps or p.steps):
                 step = g(np.concatenate([y, h]))[:body]
                 if rho:
                     step = g(np.concatenate([y + rho * step / np.linalg.norm(step), h]))[:body]
@@ -386,7 +436,9 @@ def dp2_fedsam(p: Problem, rho: float, head_lr: Sequence[float], momentum: float
 
 
 def fedlamb(p: Problem, lr: float, beta1: float = 0.9, beta2: float = 0.999, xi: float = 1e-6):
-    """FedAvg's clients; LAMB on the server, each tensor with its own trust ratio."""
+    """003 A1: clients' SGD with local clip (line 10); LAMB on the server (its Eqs. 8 to 11; You et al. 2020,
+    Algorithm 2), each tensor with its own trust ratio.
+    """
     theta, m, v, out = p.theta, np.zeros_like(p.theta), np.zeros_like(p.theta), []
     for r, eta, cohort in p.rounds():
         deltas = []
@@ -402,5 +454,39 @@ def fedlamb(p: Problem, lr: float, beta1: float = 0.9, beta2: float = 0.999, xi:
         theta = theta.copy()
         for part in tensors(p.data[0][0].shape[1]):
             theta[part] -= lr * np.linalg.norm(theta[part]) / np.linalg.norm(u[part]) * u[part]
+        out.append({"theta": theta})
+    return out
+
+
+def local_layerwise(
+    p: Problem, rule: str, trust: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, xi: float = 1e-6
+):
+    """LARS (You et al., 2017, Algorithm 1) or LAMB (You et al., 2020, Algorithm 2) on each client, from
+    zero.
+    """
+    theta, out = p.theta, []
+    for r, eta, cohort in p.rounds():
+        deltas = []
+        for i in cohort:
+            g, y, m, v = p.gradient(r, i), theta, np.zeros_like(theta), np.zeros_like(theta)
+            for k in range(1, p.steps + 1):
+                here, new = g(y), y.copy()
+                v = beta2 * v + (1 - beta2) * here**2
+                if rule == "lamb":
+                    m = beta1 * m + (1 - beta1) * here
+                    u = m / (1 - beta1**k) / (np.sqrt(v / (1 - beta2**k)) + xi)
+                for part in tensors(p.data[0][0].shape[1]):
+                    size = np.linalg.norm(y[part])
+                    if rule == "lamb":
+                        new[part] -= eta * size / np.linalg.norm(u[part]) * u[part]
+                    else:
+                        m[part] = (
+                            beta1 * m[part] + eta * trust * size / np.linalg.norm(here[part]) * here[part]
+                        )
+                        new[part] -= m[part]
+                y = new
+            deltas.append(y - theta)
+        (delta,) = p.mean(r, delta=deltas)
+        theta = theta + delta
         out.append({"theta": theta})
     return out

@@ -20,6 +20,7 @@ import tacit
 from conftest import blobs
 from methods_reference import CLASSES, FIRST, Array, Problem
 from tacit.config.build import build_job
+from tacit.config.methods import METHODS
 from tacit.config.schema import Config
 from tacit.data import Dataset
 from tacit.engine import MemoryStore
@@ -71,6 +72,11 @@ def configured(method: str, overrides: Mapping[str, Any] | None = None) -> Confi
         "checkpoint": {"keep": 10},
         "engine": {"workers": 0},
     }
+    if "min_block" in METHODS[method].options:
+        values["method"] = {
+            "name": method,
+            "min_block": 1,
+        }  # 72 parameters are fewer than one block of the paper's
     if method == "adadps":
         values["data"]["public"] = PUBLIC / (CLIENTS * EACH + PUBLIC)
     config = tacit.load(values, overrides or {})

@@ -275,3 +275,21 @@ def test_a_cut_takes_what_indexing_takes(
     for g in range(groups):
         rows = slice(before + g * places, before + (g + 1) * places)
         torch.testing.assert_close(b.mean(vector)[g], tensor[:, rows].mean())
+
+
+@pytest.mark.parametrize("kind", ["architecture", "fine", "tensor"])
+def test_blocks_are_no_more_than_asked_for_and_cover_everything_once(kind: str) -> None:
+    from tacit.models import vit
+
+    layout = Layout.of(vit((3, 32, 32), 10, patch=8, width=24, depth=2, heads=3))
+    whole = blocks(layout, kind)  # type: ignore[arg-type]
+    vector = torch.rand(layout.shared)
+    for most, least in ((7, 1), (0, layout.shared // 5), (7, layout.shared // 5), (10**9, 1)):
+        capped = blocks(layout, kind, most, least)  # type: ignore[arg-type]
+        bound = min(most or layout.shared, layout.shared // least)
+        assert len(capped) == min(bound, len(whole))
+        assert int(capped.sizes.sum()) == layout.shared
+        means = capped.mean(vector)
+        torch.testing.assert_close((means * capped.sizes).sum(), vector.sum(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(capped.mean(capped.spread(means)), means)
+        assert len(set(capped.names)) == len(capped)

@@ -85,3 +85,28 @@ def test_the_command_and_its_picture(
         main()
     assert set(json.loads(capsys.readouterr().out)) == {"layers", "kinds"}
     assert picture.stat().st_size > 5000
+
+
+def test_gradients_and_the_servers_update_layer_by_layer(tmp_path: Path) -> None:
+    """One client, one step: its gradient times the rate is its update, which is the server's, before any
+    noise.
+    """
+    from methods_small import configured, play
+    from tacit.federation.layers import of_server
+
+    one = {"local.steps": 1, "cohort": 4, "evaluate.layers": True, "rounds": 1}
+    plain = play(configured("fedavg", one), "plain").result.metrics[0]
+    for name, (mean, _) in plain["gradient_layers"].items():
+        assert plain["layers"][name][0] == pytest.approx(0.1 * mean, rel=1e-3)
+        before, after = plain["server_layers"][name]
+        assert before == after <= plain["layers"][name][0] * 1.001, (
+            "a mean is no longer than what it is a mean of"
+        )
+    noisy = play(
+        configured(
+            "dp-fedavg-client", one | {"privacy.noise": 50.0, "privacy.clip": 0.01, "method.momentum": 0.0}
+        ),
+        "noisy",
+    ).result.metrics
+    for before, after in of_server(noisy).values():
+        assert before <= 0.0101 < after, "bounded before the noise, drowned after it"

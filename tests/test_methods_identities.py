@@ -196,3 +196,40 @@ def test_seeded_noise_is_really_there() -> None:
         plain = play(configured(method, {"privacy": None}), f"{method}-plain")
         assert not torch.allclose(noisy.theta, silent.theta, rtol=1e-3, atol=1e-3)
         assert not torch.allclose(silent.theta, plain.theta, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["agg-none", "agg-m", "agg-v", "agg-vm"])
+def test_no_aggregation_makes_first_steps_longer_than_adams_own(method: str) -> None:
+    """ε is 1e-8, and the gradients of the second round's clients are far smaller than the averaged m."""
+
+    class Shrinking:
+        """A gradient of one in the first round, of 1e-6 in the second."""
+
+        layout, noise_variance, travel, decay = Layout.of(nn.Linear(3, 2)), 0.0, 1.0, 1.0
+
+        def __init__(self, round: int) -> None:
+            self.round, self.steps_before, self.moves = round, 50 * round, [torch.zeros(8)]
+
+        def load(self, theta: Tensor) -> Tensor:
+            self.y = theta.clone()
+            return self.y
+
+        def steps(self):
+            for _ in range(50):
+                yield 1.0
+                self.moves.append(self.y.clone())
+
+        def gradient(self) -> Tensor:
+            return torch.full((8,), 1.0 if self.round == 0 else 1e-6)
+
+        def note(self, name: str, value: float) -> None: ...
+
+    algorithm = METHODS[method].algorithm(**METHODS[method].options | {"weight_decay": 0.0})
+    assert algorithm.eps == 1e-8
+    state = algorithm.init(torch.zeros(8), Shrinking.layout)
+    for round in (0, 1):
+        work = Shrinking(round)
+        upload, _ = algorithm.client(algorithm.message(state), {}, work)
+        longest = max(float((b - a).abs().max()) for a, b in pairwise(work.moves))
+        assert longest <= 1.06, f"a step of {longest} η in round {round}"
+        state = {name: upload.get(name, state[name]) for name in state}

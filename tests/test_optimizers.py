@@ -337,3 +337,22 @@ def test_options_of_lamb_are_its_own() -> None:
         "weight_decay": 0.0,
         "bias_correction": True,
     }
+
+
+def test_warm_up_over_rounds_rises_and_then_leaves_the_schedule_alone() -> None:
+    from tacit.config.schema import CosineSchedule, build_schedule
+
+    plain, warm = (build_schedule(CosineSchedule(kind="cosine", warmup=w), 100) for w in (0, 10))
+    assert [warm(r) / plain(r) for r in (0, 4, 9, 10, 50)] == pytest.approx([0.1, 0.5, 1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("total", [1, 2, 50])
+def test_the_shape_within_a_round(total: int) -> None:
+    from tacit.optimizers import Within
+
+    cosine = [Within(cosine=True)(k, total) for k in range(total)]
+    assert cosine[0] == 1.0 and cosine == sorted(cosine, reverse=True) and min(cosine) > 0
+    warm = [Within(cosine=True, floor=0.1, warmup=5)(k, 50) for k in range(50)]
+    assert warm[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0]) and warm[5] == 1.0
+    assert min(warm[5:]) > 0.1
+    assert {Within()(k, total) for k in range(total)} == {1.0}

@@ -1,21 +1,33 @@
-"""Every recipe loads, names things that exist, and keeps the structure of its twin."""
+"""Every recipe loads, names things that exist, plays, and keeps the structure of its twin; the index agrees
+with them.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from tacit import data, models
+import tacit
+from tacit import ArrayRecords, Dataset, data, models
 from tacit.config import Config, load
 from tacit.config.methods import build_algorithm
-from tacit.config.sweep import read_sweep, slug
+from tacit.config.sweep import Sweep, read_sweep, slug
+from tacit.data.speech.tiny import tiny
 from tacit.errors import UserError
 from tacit.models.weights import KNOWN_WEIGHTS
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+ROOT = Path(__file__).parents[1]
+RECIPES = ROOT / "recipes"
 INDEX = (RECIPES / "README.md").read_text(encoding="utf-8")
+PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 FILES = sorted(RECIPES.rglob("*.yaml"))
 TABLES = [f for f in FILES if f.parent.name.isdigit()]
 SMALL = [f for f in TABLES if f.is_relative_to(RECIPES / "small")]
@@ -24,22 +36,36 @@ AT_HAND = {
     "fashion-mnist-slice", "fashion-mnist", "cifar-10", "rotten-tomatoes", "chitchat", "synthetic-speech",
     "synthetic-speech-seed",
 }  # fmt: skip
+SAME_TWIN = {
+    "000/table-12-tiny-imagenet": "000/table-12",
+    "000/ablation-tiny-imagenet": "000/ablation",
+    "000/epsilon-1-tiny-imagenet": "000/epsilon-1",
+    "004/table-2-tiny-imagenet": "004/table-2",
+    "002/table-3-femnist": "002/table-3-cifar10",
+}
+"""Recipes that differ from another in their data alone, and share its small twin."""
 
 
 def shown(file: Path) -> str:
     return str(file.relative_to(RECIPES))
 
 
+@cache
+def sweep_of(file: Path) -> Sweep | None:
+    return read_sweep(file, {})
+
+
+def recipe(name: str) -> Sweep:
+    sweep = sweep_of(RECIPES / f"{name}.yaml")
+    assert sweep is not None
+    return sweep
+
+
+@cache
 def runs(file: Path) -> list[Config]:
     """The config of every run that a recipe compares, or of its single one."""
-    sweep = read_sweep(file, {})
+    sweep = sweep_of(file)
     return [load(file)] if sweep is None else [sweep.config(point) for point in sweep.points]
-
-
-def grid(file: Path) -> dict[str, list[Any]]:
-    """What a recipe compares, apart from seeds."""
-    sweep = read_sweep(file, {})
-    return {} if sweep is None else {key: values for key, values in sweep.grid.items() if key != "seed"}
 
 
 @pytest.mark.parametrize("file", FILES, ids=shown)
@@ -60,12 +86,14 @@ def test_names_only_what_exists(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=shown)
 def test_every_run_of_a_sweep_has_a_folder_of_its_own(file: Path) -> None:
-    sweep = read_sweep(file, {})
+    sweep = sweep_of(file)
     if sweep is None:
         return
-    points = [*sweep.points, *(c for p in sweep.points for c in sweep.candidates(p) if sweep.tune)]
+    points = [*sweep.points, *(c for p in sweep.points for c in sweep.candidates(p))]
     distinct = {repr(sorted(point.items(), key=lambda item: item[0])) for point in points}
-    assert len({slug(point) for point in points}) == len(distinct)
+    names = {slug(point) for point in points}
+    assert len(names) == len(distinct)
+    assert max(map(len, names)) < 250, "longer than a file system's names may be"
 
 
 def test_names_of_runs_are_unique() -> None:
@@ -78,13 +106,33 @@ def test_a_table_is_named_after_its_file(file: Path) -> None:
     assert runs(file)[0].name == "-".join(file.relative_to(RECIPES).with_suffix("").parts)
 
 
+# --- twins --------------------------------------------------------------------------------------------
+
+
+def twin_of(file: Path) -> Path:
+    name = str(file.relative_to(RECIPES).with_suffix(""))
+    return RECIPES / "small" / f"{SAME_TWIN.get(name, name)}.yaml"
+
+
+def lists(file: Path) -> list[dict[str, int]]:
+    """Of each family of runs, what it varies and in how many values, apart from seeds and what it tunes."""
+    sweep = sweep_of(file)
+    if sweep is None:
+        return []
+    return [{k: len(v) for k, v in f.grid.items() if k != "seed" and len(v) > 1} for f in sweep.families]
+
+
 @pytest.mark.parametrize("file", FULL, ids=shown)
 def test_the_small_twin_keeps_the_structure(file: Path) -> None:
-    twin = RECIPES / "small" / file.relative_to(RECIPES)
-    if natural(file):  # rates and noise follow the size of the model, cohorts that of the population
-        assert {k: len(v) for k, v in grid(twin).items()} == {k: len(v) for k, v in grid(file).items()}
+    twin = twin_of(file)
+    assert twin.exists()
+    if shown(file) == "002/table-3-femnist.yaml":
+        return  # people as clients; the twin has the pathological split instead
+    if shown(file) == "003/table-21.yaml":
+        pairs = zip(lists(twin), lists(file), strict=True)
+        assert [sorted(a.values()) for a, _ in pairs] == [sorted(b.values()) for b in lists(file)]
     else:
-        assert grid(twin) == grid(file)
+        assert lists(twin) == lists(file)
     for small, full in zip(first_seed(twin), first_seed(file), strict=True):
         assert small.method == full.method
         assert type(small.local.schedule) is type(full.local.schedule)
@@ -101,11 +149,6 @@ def first_seed(file: Path) -> list[Config]:
     return [config for config in runs(file) if config.seed == first]
 
 
-def natural(file: Path) -> bool:
-    """Whether its clients are the data set's own users, whose number is not the recipe's to set."""
-    return runs(file)[0].data.partition.kind == "natural"
-
-
 def heterogeneity(config: Config) -> dict[str, Any]:
     return config.data.partition.model_dump(exclude={"clients"})
 
@@ -120,12 +163,12 @@ def guarantee(config: Config) -> dict[str, Any] | None:
         return None
     if config.data.partition.kind == "natural":
         return {"unit": config.privacy.unit, "clip": config.privacy.clip.model_dump()}
-    return config.privacy.model_dump(exclude={"entropy"})
+    return config.privacy.model_dump(exclude={"entropy", "delta"})  # δ follows the number of records
 
 
 def work(config: Config) -> int:
     """Local rounds in all; the twins' smaller networks come on top."""
-    return config.rounds * config.cohort.size
+    return config.rounds * config.cohort.size * (config.local.steps or 1)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.is_relative_to(RECIPES / "small")], ids=shown)
@@ -134,17 +177,329 @@ def test_small_recipes_need_nothing_but_data_at_hand(file: Path) -> None:
     assert {config.model.hub for config in runs(file)} <= {None, *KNOWN_WEIGHTS}
 
 
-@pytest.mark.parametrize("file", FILES, ids=shown)
-def test_the_index_lists_every_recipe(file: Path) -> None:
-    if file in SMALL and RECIPES / file.relative_to(RECIPES / "small") in FULL:
-        return  # the index names the full recipe and says what the twin changes
+# --- every recipe plays -------------------------------------------------------------------------------
+
+
+class Little(nn.Module):
+    """Stands for any network of pictures or texts: a body, and a head that can be personal."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(inputs, 6), nn.Linear(6, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(torch.relu(self.body(x.flatten(1))))
+        return logits
+
+
+@cache
+def pictures() -> Dataset:
+    rng = np.random.default_rng(0)
+
+    def part(count: int) -> ArrayRecords:
+        x, y = rng.normal(size=(count, 1, 4, 4)).astype(np.float32), np.arange(count) % 10
+        return ArrayRecords(x, y, users=np.arange(count) % 600)
+
+    return Dataset("pictures", part(6000), part(40), 10, (1, 4, 4))
+
+
+@cache
+def voices() -> Dataset:
+    return tiny(speakers=8, utterances=3)
+
+
+LITTLE_VOICE = {"size": "tiny", "depth": 1, "width": 8, "hidden": 8, "heads": 2}
+PLAYED: set[str] = set()
+"""What was played already, but for its name: many recipes are alike once they are small."""
+
+
+def shrunk(config: Config) -> dict[str, Any]:
+    """Two rounds of few clients and few steps; nothing of the method, the guarantee or the split is
+    changed.
+    """
+    local, less = config.local, {"rounds": 2, "cohort.size": min(4, config.cohort.size), "engine.workers": 0}
+    less |= {"local.steps": 2} if local.steps is not None else {"local.epochs": 1}
+    less |= {"local.batch": min(4, local.batch)} if local.batch is not None else {"local.seconds": 2.0}
+    less |= {"evaluate.every": 2, "checkpoint.every": 2, "evaluate.clients": min(2, config.evaluate.clients)}
+    less |= {"evaluate.train": min(10, config.evaluate.train), "model.start": None}
+    if config.local.within is not None:
+        less["local.within.warmup"] = 0
+    return less
+
+
+@pytest.mark.parametrize("file", TABLES, ids=shown)
+def test_two_tiny_rounds(file: Path, tmp_path: Path) -> None:
+    """The first run of every family of every recipe, on pictures and voices made here."""
+    sweep = sweep_of(file)
+    points = [{}] if sweep is None else [family.points[0] for family in sweep.families]
+    for number, point in enumerate(points):
+        if sweep is None:
+            small = {"pretrain.steps": 2, "pretrain.seconds": 2.0, "evaluate.every": 2}
+            config = load(file, small | {f"model.{k}": v for k, v in LITTLE_VOICE.items()})
+        else:
+            config = sweep.config(point)
+            config = sweep.config({**point, **shrunk(config)})
+            if config.model.name in ("ctc-transformer", "ctc_transformer"):
+                width = {k: v for k, v in LITTLE_VOICE.items() if f"model.{k}" not in point or k == "size"}
+                config = sweep.config(
+                    {**point, **shrunk(config), **{f"model.{k}": v for k, v in width.items()}}
+                )
+        speech = config.model.name in ("ctc-transformer", "ctc_transformer")
+        same = config.model_dump_json(exclude=None if speech else {"model"}, exclude_defaults=True)
+        same = same.replace(config.name, "")
+        if same in PLAYED:
+            continue
+        PLAYED.add(same)
+        dataset = voices() if speech else pictures()
+        model = None if speech else Little(16, 10)
+        result = tacit.run(config, tmp_path / str(number), model=model, dataset=dataset)
+        assert [record["round"] for record in result.metrics] == [1, 2]
+        assert all(torch.isfinite(p).all() for p in result.model.parameters())
+        assert all(math.isfinite(r["train_loss"]) for r in result.metrics if "train_loss" in r)
+
+
+# --- a cell that a paper prints twice is one experiment -----------------------------------------------
+
+
+def cell(name: str, **where: Any) -> tuple[Any, ...]:
+    """What decides the outcome of the one run of a recipe where these keys have these values (`__` is a
+    dot).
+    """
+    sweep = recipe(name)
+    wanted = {key.replace("__", "."): value for key, value in where.items()}
+    points = [
+        p for p in sweep.points if p.get("seed", 0) == 0 and all(p.get(k) == v for k, v in wanted.items())
+    ]
+    assert len(points) == 1, (name, wanted, points)
+    config = sweep.config(points[0])
+    plain = config.model_dump(exclude={"name", "method", "checkpoint", "engine", "evaluate"})
+    if config.model.name is not None:
+        plain["model"] = {**models.options(config.model.name), **plain["model"]}
+    tuned = [
+        {k: v for k, v in c.items() if k in sweep.family(points[0]).tune} for c in sweep.candidates(points[0])
+    ]
+    return plain, build_algorithm(config.method.name, config.method.options), tuned
+
+
+VIT, SWIN = "004/table-1-vit-tiny", "000/table-11"
+LS100 = "runs/003-seed"
+TWICE = {
+    "004: Local AdamW, 36.86 (Tables 1, 5, 6, 7, 11)": [
+        cell(VIT, method="local-adamw", data__partition__alpha=0.1),
+        cell("004/table-5", method="local-adamw"),
+        cell("004/table-6", method="local-adamw", method__weight_decay=0.01),
+        cell("004/table-7", method="agg-none"),
+        cell("004/table-11-vit-tiny", method="local-adamw", data__partition__alpha=0.1),
+    ],
+    "004: FedAdamW, 39.86 (Tables 1, 4, 5, 6, 11)": [
+        cell(VIT, method="fedadamw", data__partition__alpha=0.1),
+        cell(
+            "004/table-4",
+            method="fedadamw",
+            method__aggregate=None,
+            method__alpha=None,
+            method__decoupled=None,
+        ),
+        cell("004/table-5", method="fedadamw", method__alpha=0.5),
+        cell("004/table-6", method="fedadamw", method__weight_decay=0.01),
+        cell("004/table-11-vit-tiny", method="fedadamw", data__partition__alpha=0.1),
+    ],
+    "004: Local Adam, 29.88 (Tables 1, 6)": [
+        cell(VIT, method="local-adam", data__partition__alpha=0.1),
+        cell("004/table-6", method="local-adam", method__weight_decay=0.001),
+    ],
+    "004: ResNet-18, 63.01 (Tables 1, 11)": [
+        cell("004/table-1-resnet18", method="fedadamw", data__partition__alpha=0.1),
+        cell("004/table-11-resnet18", method="fedadamw", data__partition__alpha=0.1),
+    ],
+    "000: DP-LocalAdamW, 65.28 (Tables 11, 14, 001)": [
+        cell(SWIN, method="dp-local-adamw", data__partition__alpha=0.1, privacy__noise=1.0),
+        cell("000/table-14", method="dp-local-adamw", method__beta1=0.9, method__beta2=0.999),
+        cell("000/ablation", method="dp-local-adamw"),
+    ],
+    "000: DP-FedAdamW, 67.45 (Tables 11, 14, 001)": [
+        cell(SWIN, method="dp-fedadamw", data__partition__alpha=0.1, privacy__noise=1.0),
+        cell("000/table-14", method="dp-fedadamw", method__beta1=0.9, method__beta2=0.999),
+        cell("000/ablation", method="dp-fedadamw"),
+        cell("000/aggregation", method="dp-fedadamw"),
+        cell("000/adaptive", method="dp-fedadamw"),
+    ],
+    "002: DP²-FedSAM, 84.1 (Tables 2, 3)": [
+        cell("002/table-2-cifar10-1000-2", method="dp2-fedsam"),
+        cell("002/table-3-cifar10", method="dp2-fedsam", privacy__epsilon=1.0),
+        cell("002/figure-6", method__rho=0.1),
+    ],
+    "002: DP-FedAvg, 54.8 and with -FT 79.2 (Tables 2, 3)": [
+        cell("002/table-2-cifar10-1000-2", method="dp-fedavg-client"),
+        cell("002/table-3-cifar10", method="dp-fedavg-client", privacy__epsilon=1.0),
+    ],
+    "003: LibriSpeech from LS-100, cohort 8 (Tables 3, 5, 11)": [
+        cell("003/table-3", cohort=8),
+        cell("003/table-5", cohort=8, data__partition__iid=None),
+        cell("003/table-11", cohort=8, model__augment=True),
+    ],
+    "003: Common Voice from LS-100, cohort 16 (Tables 4, 6, 12, 13, 16)": [
+        cell("003/table-4", model__start=LS100, cohort=16),
+        cell("003/table-6", model__start=LS100, cohort=16, data__partition__iid=None),
+        cell("003/table-12", model__start=LS100, cohort=16, model__augment=True),
+        cell("003/table-16", model__start=LS100, cohort=16),
+    ],
+    "003: Common Voice without a seed, cohort 16 (Tables 4, 6, 9)": [
+        cell("003/table-4", model__start=None, cohort=16),
+        cell("003/table-6", model__start=None, cohort=16, data__partition__iid=None),
+        cell("003/table-9-scratch", server__optimizer="lamb", cohort=16),
+    ],
+    "003: Common Voice from a tenth of it, cohort 32 (Tables 4, 9)": [
+        cell("003/table-4", model__start="runs/003-seed-cv-en-10", cohort=32),
+        cell("003/table-9", server__optimizer="lamb", cohort=32),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", TWICE)
+def test_a_cell_that_a_paper_prints_twice_is_one_experiment(what: str) -> None:
+    first, *others = TWICE[what]
+    for other in others:
+        assert other == first
+
+
+def test_fedprox_without_a_pull_is_the_cell_of_table_4() -> None:
+    plain, _, _ = cell("003/table-13", model__start=LS100, cohort=16, method__mu=0.0)
+    assert plain == cell("003/table-4", model__start=LS100, cohort=16)[0]
+
+
+# --- what the papers print, in the recipes ------------------------------------------------------------
+
+
+def test_decay_and_rates_of_the_families() -> None:
+    """000 Table 20 and B.4; 004 Appendix C: weight decay 0.001 for SGD, 0.01 for AdamW, Local Adam as in
+    Table 6.
+    """
+    for name in (
+        "000/table-10",
+        "000/table-18-resnet18-cifar10",
+        "004/table-1-resnet18",
+        "004/table-2",
+        "004/table-3-sst2",
+    ):
+        for config in runs(RECIPES / f"{name}.yaml"):
+            adam = "adam" in config.method.name.replace("fedadam", "fed") or "fedadamw" in config.method.name
+            lada = config.method.name == "fedlada"
+            assert config.local.weight_decay == (0.0 if adam and not lada else 0.001), config.method.name
+            if adam and name.startswith("004"):
+                algorithm = build_algorithm(config.method.name, config.method.options)
+                assert algorithm.weight_decay == (0.001 if config.method.name == "local-adam" else 0.01)
+    sweep = recipe("000/table-10")
+    grids = {f.grid["method"][0]: f.tune for f in sweep.families}
+    assert grids["dp-fedavg"] == {"local.lr": [0.01, 0.03, 0.05, 0.1, 0.3]}
+    assert grids["dp-fedsam"]["method.rho"] == [0.01, 0.05, 0.1, 0.5]
+    assert grids["dp-fedadamw"] == {"local.lr": [0.0001, 0.0002, 0.0003, 0.0005, 0.0008, 0.001]}
+
+
+def test_the_closed_form_of_paper_002() -> None:
+    """Its Theorem 2: σ² ≥ 7r²T(ε + 2 log 1/δ)/ε², at r 0.05, T 200 and δ 1/N."""
+    (family,) = {tuple(f.grid["privacy.noise"]) for f in recipe("002/closed-form").families}
+    for noise, epsilon in zip(family, (1.0, 2.0), strict=True):
+        expected = math.sqrt(7 * 0.05**2 * 200 * (epsilon + 2 * math.log(1000)) / epsilon**2)
+        assert noise == pytest.approx(expected, abs=5e-4)
+
+
+def test_adagrad_of_paper_003_has_optaxs_defaults() -> None:
+    """Appendix G.4: "the remaining parameters were set to their default values from optax library"."""
+    for name in ("003/table-9", "003/table-9-scratch", "small/003/table-9"):
+        found = [c.server.options for c in runs(RECIPES / f"{name}.yaml") if c.server.optimizer == "adagrad"]
+        assert found and all(o == {"initial_accumulator_value": 0.1, "eps": 1e-7} for o in found)
+
+
+def test_the_rows_of_paper_003s_table_1() -> None:
+    """σ_DP·1e6, C and clipping of every row that was trained, and (K, S, T) of every one that was not."""
+    configs = runs(RECIPES / "003" / "table-1.yaml")
+    rows = {
+        (round(float(c.privacy.noise) / 1024 * 1e6, 3), c.privacy.clip.bound, c.privacy.clip.per)  # type: ignore[union-attr,arg-type]
+        for c in configs
+    }
+    layers = {(s, 0.01, per) for s in (30.0, 20.0, 10.0, 3.0, 1.0) for per in ("uniform", "dim")}
+    whole = {(s, 0.01, "global") for s in (10.0, 3.0, 1.0)}
+    bare = {(0.0, c, per) for c in (0.01, 1.0) for per in ("global", "uniform")}
+    assert rows == layers | whole | bare
+    assert configs[0].privacy is not None
+    assert {(s.population, s.cohort, s.rounds or 2006) for s in configs[0].privacy.extrapolate} == {
+        (347_530, 10_240, 2006), (1_737_650, 51_200, 2006), (3_475_300, 102_400, 2006),
+        (6_950_600, 204_800, 2006), (69_506_000, 204_800, 2034), (695_060_000, 204_800, 3390),
+    }  # fmt: skip
+
+
+# --- the index ----------------------------------------------------------------------------------------
+
+STATES = ("full size run here", "small twin run to its end", "first rounds run", "needs data or GPUs", "–")
+ITEMS = {
+    "000": [f"Table {n}" for n in range(10, 21)],
+    "001": ["results at ε 1", "component ablation", "aggregation ablation", "other adaptive methods"],
+    "002": [*(f"Table {n}" for n in (1, 2, 3)), *(f"Figure {n}" for n in range(1, 8))],
+    "003": [*(f"Table {n}" for n in range(1, 23)), *(f"Figure {n}" for n in range(1, 24))],
+    "004": [*(f"Table {n}" for n in range(1, 12)), *(f"Figure {n}" for n in range(1, 9))],
+}
+
+
+def rows_of_index() -> list[list[str]]:
+    lines = [line for line in PAPERS.splitlines() if re.match(r"\| 00\d ", line)]
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if len(row) == 4]
+
+
+def test_the_index_has_every_table_and_figure_of_the_papers() -> None:
+    listed = [row[0] for row in rows_of_index()]
+    for paper, items in ITEMS.items():
+        for item in items:
+            assert any(re.match(rf"{paper} .*{re.escape(item)}(?!\d)", name) for name in listed), (
+                f"{paper} {item}"
+            )
+
+
+def test_the_index_and_the_files_agree() -> None:
+    rows = rows_of_index()
+    named = {name for row in rows for name in re.findall(r"`([^`]+\.yaml)`", row[1])}
+    assert named == {shown(f) for f in FULL}
+    for _, recipes, twin, state in rows:
+        assert any(part in state for part in STATES), state
+        for name in re.findall(r"`([^`]+\.yaml)`", recipes):
+            expected = twin_of(RECIPES / name)
+            if re.findall(r"`([^`]+\.yaml)`", twin):
+                assert f"`{shown(expected)}`" in twin
+            else:
+                assert twin == "the same name" and expected == RECIPES / "small" / name
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f not in TABLES], ids=shown)
+def test_the_readme_lists_every_other_recipe(file: Path) -> None:
     assert f"`{shown(file)}`" in INDEX
 
 
-def test_the_index_names_no_file_that_is_missing() -> None:
+def test_the_readme_names_no_file_that_is_missing() -> None:
     named = [part for part in INDEX.split("`")[1::2] if part.endswith(".yaml") and " " not in part]
     assert named
     assert [name for name in named if not (RECIPES / name).exists()] == []
+
+
+def test_no_file_points_to_a_document_that_is_not_here() -> None:
+    here = {p.name for p in ROOT.rglob("*.md")}
+    places = [
+        ROOT / "README.md",
+        *(p for d in ("src", "tests", "docs", "recipes", "bench") for p in (ROOT / d).rglob("*")),
+    ]
+    for place in places:
+        if place.suffix not in (".py", ".md", ".yaml", ".toml") or not place.is_file():
+            continue
+        named = re.findall(r"\b([A-Za-z][\w-]*\.md)\b", place.read_text(encoding="utf-8"))
+        missing = sorted(set(named) - here - {"x.md"})
+        assert not missing, f"{place.relative_to(ROOT)} points to {', '.join(missing)}"
+
+
+def test_a_recipe_says_where_it_differs_from_its_paper() -> None:
+    """In its own comment, or in that of the recipe it names."""
+    for file in FULL:
+        text = file.read_text(encoding="utf-8").lower()
+        assert "differ" in text or "needs what" in text or file.stem in ("seed", "figure-8"), shown(file)
 
 
 @pytest.mark.parametrize("kind", ["example", "client", "none"])
@@ -152,10 +507,10 @@ def test_comparisons_have_three_seeds_and_tune_every_method_alike(kind: str) -> 
     file = {"example": "results-example-level", "client": "results-client-level"}.get(
         kind, "results-not-private"
     )
-    sweep = read_sweep(RECIPES / "small" / f"{file}.yaml", {})
-    assert sweep is not None
-    assert len(sweep.grid["seed"]) >= 3
-    assert len(sweep.tune["local.lr"]) >= 3
+    sweep = recipe(f"small/{file}")
+    (family,) = sweep.families
+    assert len(family.grid["seed"]) >= 3
+    assert len(family.tune["local.lr"]) >= 3
     for point in sweep.points:
         config = sweep.config(point)
         assert config.data.validation > 0

@@ -286,10 +286,29 @@ def test_each_speaker_is_one_client_and_reassigning_keeps_the_sizes(tmp_path: Pa
     assert all(len(speakers) == 1 for speakers in owners)
     assert len(set.union(*owners)) == len(own) == len(set(dataset.train.users))
 
-    mixed = build_population(config_for(tmp_path, reassign=True), dataset)
+    mixed = build_population(config_for(tmp_path, iid="same-sizes"), dataset)
     assert np.array_equal(mixed.sizes, own.sizes)
     assert sorted(mixed.indices.tolist()) == list(range(len(dataset.train)))
     assert sum(len(set(dataset.train.users[mixed.train(c)])) > 1 for c in range(len(mixed))) > len(mixed) / 2
+
+
+def test_a_user_drawn_for_every_record_evens_the_sizes_out(tmp_path: Path) -> None:
+    """Paper 003, Figure 4: "choosing a user id uniformly and randomly from the set of user ids for each data
+    point".
+    """
+    users = np.repeat(np.arange(50), np.r_[np.full(25, 2), np.full(25, 98)])
+    mixed = partition.redrawn(partition.natural(users, np.random.default_rng(1)), np.random.default_rng(0))
+    assert sorted(mixed.indices.tolist()) == list(range(len(users)))
+    sizes = np.diff(mixed.offsets)
+    # Binomial(2500, 1/50): mean 50, deviation 7; 50 clients beyond six deviations happens once in 10 million.
+    assert len(sizes) == 50 and np.abs(sizes - 50).max() < 42
+    write_manifest(tmp_path, corpus(tmp_path, speakers=6, each=4))
+    dataset = build_dataset(config_for(tmp_path))
+    few = build_population(config_for(tmp_path, clients=3), dataset)
+    assert len(few) == 3
+    assert all(len(set(dataset.train.users[few.train(c)])) == 1 for c in range(3)), "whole users, unmixed"
+    with pytest.raises(UserError, match="99 of 4 users"):
+        build_population(config_for(tmp_path, clients=99), dataset)
 
 
 def test_reassigning_is_uniform() -> None:

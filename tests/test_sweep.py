@@ -179,7 +179,7 @@ def test_lists_of_a_sweep_are_set_from_the_command_line(tmp_path: Path) -> None:
     sweep = read_sweep(file, {"sweep.seed": [3], "sweep.tune.local.lr": [0.5], "rounds": 1})
     assert sweep is not None
     assert [point["seed"] for point in sweep.points] == [3, 3]
-    assert sweep.tune == {"local.lr": [0.5]}
+    assert [family.tune for family in sweep.families] == [{"local.lr": [0.5]}]
     assert sweep.config(sweep.points[0]).rounds == 1
 
     file.write_text(GOOD)
@@ -196,3 +196,121 @@ def test_runs_without_noise_have_a_row_too() -> None:
     epsilon = row.last("epsilon")
     assert epsilon is not None
     assert (epsilon.mean, epsilon.std) == (float("inf"), 0.0)
+
+
+CASES = GOOD + (
+    "name: mini\n"
+    "sweep:\n"
+    "  cases:\n"
+    "    - {method: [fedavg, scaffold], local.lr: 0.1, local.weight_decay: 0.001}\n"
+    "    - {method: fedadamw, method.weight_decay: 0.02, tune: {local.lr: [0.001, 0.003]}}\n"
+    "  seed: [0, 1]\n"
+    "  validation: 0.2\n"
+)
+
+
+def test_cases_are_whole_settings_beside_the_product(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(CASES)
+    sweep = read_sweep(file, {})
+    assert sweep is not None
+    told = [
+        (p["method"], c.local.lr, c.local.weight_decay, c.seed)
+        for p in sweep.points
+        for c in [sweep.config(p)]
+    ]
+    assert told[:4] == [("fedavg", 0.1, 0.001, 0), ("fedavg", 0.1, 0.001, 1), ("scaffold", 0.1, 0.001, 0),
+                        ("scaffold", 0.1, 0.001, 1)]  # fmt: skip
+    assert [t[0] for t in told[4:]] == ["fedadamw"] * 2 and told[4][2] == 0.0, (
+        "a case says nothing of another"
+    )
+    assert sweep.config(sweep.points[4]).method.options == {"weight_decay": 0.02}
+    assert [sweep.candidates(p) for p in sweep.points[:4]] == [[]] * 4, "only its own case is tuned"
+    judged = sweep.candidates(sweep.points[5])
+    assert [(p["local.lr"], p["seed"]) for p in judged] == [(0.001, 0), (0.003, 0)]
+    assert {sweep.config(p).data.validation for p in judged} == {0.2}
+    assert {sweep.config(p).data.validation for p in sweep.points} == {0.0}, (
+        "only the runs that choose hold out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  seed: [0, 1]\n", "  seed: [0, 1]\n  local.lr: [0.2]\n", "sweep.local.lr: a case gives it too"),
+        (
+            "    - {method: fedadamw,",
+            "    - fedadamw\n    - {method: fedadamw,",
+            "sweep.cases: give a list of settings",
+        ),
+        ("  validation: 0.2\n", "", "set sweep.validation"),
+        ("[fedavg, scaffold]", "[fedavg, fedavg]", "two of its runs are both"),
+    ],
+)
+def test_cases_are_checked_before_the_first_run(
+    command, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    assert old in CASES
+    file.write_text(CASES.replace(old, new))
+    code, _, err = command("run", file)
+    assert code == 2
+    assert message in err
+    code, _, err = command("run", file, "--set", "local.lr=1")
+    assert code == 2
+
+
+def test_cases_from_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(CASES)
+    sweep = read_sweep(file, {"sweep.cases": [{"method": "fedcm", "local.lr": 0.5}], "sweep.seed": [7]})
+    assert sweep is not None
+    assert sweep.points == [{"method": "fedcm", "local.lr": 0.5, "seed": 7}]
+
+
+@pytest.mark.slow
+def test_a_sweep_of_cases_tunes_each_with_its_own_grid(command, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(CASES)
+    code, out, err = command("run", file, "--json")
+    assert code == 0, err
+    assert [row["seeds"] for row in json.loads(out)] == [2, 2, 2]
+    chosen = json.loads(Path("runs/mini/tuned.json").read_text())
+    assert list(chosen) == ["method=fedadamw,weight_decay=0.02"]
+    assert len(list(Path("runs/mini/tuning").iterdir())) == 2
+
+
+def test_a_config_is_laid_over_its_base(tmp_path: Path) -> None:
+    from tacit.config.loading import load
+    from tacit.errors import UserError
+
+    below, above = tmp_path / "below.yaml", tmp_path / "sub" / "above.yaml"
+    above.parent.mkdir()
+    below.write_text(GOOD + "sweep: {seed: [0, 1], method: [fedavg]}\n")
+    above.write_text(
+        "base: ../below.yaml\nrounds: 7\nlocal: {lr: 0.5}\nmodel: {name: logistic}\n"
+        "sweep: {seed: [3], method: null}\n"
+    )
+    sweep = read_sweep(above, {})
+    assert sweep is not None and sweep.points == [{"seed": 3}], (
+        "a list replaces the other's, and null takes one out"
+    )
+    (tmp_path / "one.yaml").write_text(GOOD)
+    one, config = load(tmp_path / "one.yaml"), sweep.config(sweep.points[0])
+    assert (config.rounds, config.local.lr, config.local.batch) == (7, 0.5, one.local.batch)
+    assert config.model.options == {}, "another model takes no options of the one below"
+
+    above.write_text("base: ../below.yaml\nsweep: {seed: [3]}\nlocal: {lr: -1}\n")
+    with pytest.raises(UserError, match="must be greater than 0"):
+        read_sweep(above, {})
+    single = tmp_path / "single.yaml"
+    (tmp_path / "bad.yaml").write_text(GOOD.replace("rounds: 2", "rounds: none"))
+    single.write_text("base: bad.yaml\n")
+    with pytest.raises(UserError, match=r"bad\.yaml, line \d+: rounds"):
+        load(single)
+    single.write_text("base: nowhere.yaml\n")
+    with pytest.raises(UserError, match=r"single\.yaml, line 1: base: there is no"):
+        load(single)
+    single.write_text("base: single.yaml\n")
+    with pytest.raises(UserError, match="based on this very file"):
+        load(single)

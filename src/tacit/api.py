@@ -211,14 +211,19 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     folder = Path(folder)
     config = _config(folder)
     privacy = config.privacy
-    asked = [Scale(s.population, s.cohort) for s in privacy.extrapolate] if privacy else []
-    if privacy is None or not [*asked, *more]:
+    asked = [(Scale(s.population, s.cohort), s.rounds) for s in privacy.extrapolate] if privacy else []
+    asked += [(scale, None) for scale in more]
+    if privacy is None or not asked:
         return []
     if privacy.unit != "client" or privacy.adaptive is not None or config.cohort.sampling == "fixed":
         raise UserError("an extrapolation needs client-level privacy, Poisson cohorts and a constant clip")
-    noise, rounds = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
+    noise, played = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
+    if not noise:
+        return []
     lines = []
-    for scale in [*asked, *more]:
+    for scale, rounds in asked:
+        # A federation that goes on for longer does so in proportion while this run is under way.
+        rounds = played if rounds is None else max(1, round(rounds * played / config.rounds))
         epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
         lines.append(scale.text(epsilon, scale.noise(noise, config.cohort.size), rounds))
     return lines

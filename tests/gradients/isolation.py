@@ -26,7 +26,11 @@ class Seen:
 
 
 def measure(
-    model: nn.Module, losses: Losses, batches: list[Batch], bound: float | None = None, micro: int | None = None
+    model: nn.Module,
+    losses: Losses,
+    batches: list[Batch],
+    bound: float | None = None,
+    micro: int | None = None,
 ) -> Seen:
     """Every batch against the loop, and with each of its records left out; coins are the same where possible."""
     flat = Flat(model)

@@ -10,6 +10,7 @@ from tacit.algorithms.fedlada import FedLADA
 from tacit.algorithms.fedopt import FedOpt
 from tacit.algorithms.fedprox import FedProx
 from tacit.algorithms.fedsam import FedSAM
+from tacit.algorithms.layerwise import FedLayerwise
 from tacit.algorithms.personal import DP2FedSAM
 from tacit.algorithms.scaffold import Scaffold
 from tacit.algorithms.smoothing import FedAvgLS
@@ -25,6 +26,7 @@ __all__ = [
     "FedAvgLS",
     "FedCM",
     "FedLADA",
+    "FedLayerwise",
     "FedOpt",
     "FedProx",
     "FedSAM",

@@ -44,7 +44,7 @@ class Work(Protocol):
 
     @property
     def decay(self) -> float:
-        """The local schedule's factor in this round, for step sizes of the algorithm's own."""
+        """The local schedule's factor at this step, for step sizes of the algorithm's own."""
 
     def load(self, theta: Tensor) -> Tensor:
         """Copy `theta` into the model and return the model's own vector: change it in place to step."""
@@ -52,8 +52,11 @@ class Work(Protocol):
     def load_personal(self, memory: Vectors) -> Tensor:
         """Put the personal part a client remembers (or the initial one) into the model; its own vector."""
 
-    def steps(self) -> Iterator[float]:
-        """One iteration for each local step, with the step size; each has a batch of its own."""
+    def steps(self, epochs: int | None = None) -> Iterator[float]:
+        """One iteration for each local step, with the step size; each has a batch of its own.
+
+        With `epochs`, so many passes over the client's records instead of the config's steps or epochs.
+        """
 
     def gradient(self, fresh: bool = False, scale: Tensor | None = None) -> Tensor:
         """The gradient (plain or private) at the model's current values, on the step's batch.

@@ -23,6 +23,7 @@ class FedAdamW(Algorithm):
     - `aggregate`: which moments start from their average instead of zero. "none" is Local AdamW; "m", "v"
       and "vm" send them whole; "mean-v" sends one number a block (FedAdamW).
     - `alpha` weighs Δ_G = −mean(Δ)/(Kη) of the round before (γ in DP-FedAdamW); 0 sends no Δ_G down.
+    - `blocks`: which partition (`tacit.vector.blocks`); B = min(`max_blocks`, ⌊d/`min_block`⌋) bounds it.
     - `decoupled`: λ outside the gradient (AdamW) or inside (Adam with L2).
     - `debias` (DP-FedAdamW): the denominator is √max(v̂ − φ, floor·φ) + ε, φ = (σC/B)² the variance that
       privacy adds to each coordinate. Where noise dominates, v̂ − φ is negative for about half the
@@ -30,6 +31,12 @@ class FedAdamW(Algorithm):
 
     A moment that starts from zero each round is corrected by (1 − β^k), one that goes on from its average
     by (1 − β^t), with t over all rounds.
+
+    "m" alone needs a reading of its own, for paper 004 prints no rule for it (Table 7). Over a v that starts
+    from zero, an old m is divided by the first gradient, which may be almost nothing: steps of up to 90 η,
+    and a model at chance. But m̂ is a mean of the last w = 1/(1 − β1) gradients or so, and their second
+    moment is no less than m̂². So v starts as if those w gradients had all been m̂, at the age w: it costs no
+    traffic, and by Jensen's inequality no first step is longer than about η, as Adam's own.
     """
 
     beta1: float = 0.9
@@ -42,6 +49,8 @@ class FedAdamW(Algorithm):
     debias: bool = False
     floor: float = 0.1
     blocks: Kind = "architecture"
+    max_blocks: int = 0
+    min_block: int = 1
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         state = {"theta": theta}
@@ -58,14 +67,16 @@ class FedAdamW(Algorithm):
     def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, direction = msg["theta"], msg.get("direction")
         y, m, v = work.load(theta), self._start(msg, "m", work.layout), self._start(msg, "v", work.layout)
+        v_age = work.steps_before if "v" in msg else self._implied_(v, m, work) if "m" in msg else 0
+        m_age = work.steps_before if "m" in msg else 0
         for k, lr in enumerate(work.steps(), start=1):
             g = work.gradient()
             if self.weight_decay and not self.decoupled:
                 g.add_(y, alpha=self.weight_decay)
             m.mul_(self.beta1).add_(g, alpha=1 - self.beta1)
             v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            m_hat_scale = 1 / (1 - self.beta1 ** self._age(k, work, "m" in msg))
-            step = m.div(self._denominator(v, self._age(k, work, "v" in msg), work)).mul_(m_hat_scale)
+            m_hat_scale = 1 / (1 - self.beta1 ** (m_age + k))
+            step = m.div(self._denominator(v, v_age + k, work)).mul_(m_hat_scale)
             if direction is not None:
                 step.add_(direction, alpha=self.alpha)
             if self.weight_decay and self.decoupled:
@@ -96,16 +107,21 @@ class FedAdamW(Algorithm):
                 return dict.fromkeys(names, layout.shared)
 
     def _blocks(self, layout: Layout) -> Blocks:
-        return blocks(layout, self.blocks)
+        return blocks(layout, self.blocks, self.max_blocks, self.min_block)
 
     def _start(self, msg: Vectors, name: str, layout: Layout) -> Tensor:
         if name not in msg:
             return torch.zeros_like(msg["theta"])
         return self._blocks(layout).spread(msg[name]) if self.aggregate == "mean-v" else msg[name].clone()
 
-    @staticmethod
-    def _age(k: int, work: Work, goes_on: bool) -> int:
-        return work.steps_before + k if goes_on else k
+    def _implied_(self, v: Tensor, m: Tensor, work: Work) -> int:
+        """Fill v with the second moment that an averaged m implies; its age in steps."""
+        if work.steps_before == 0:
+            return 0
+        age = round(1 / (1 - self.beta1))
+        m_hat = m / (1 - self.beta1**work.steps_before)
+        torch.mul(m_hat, m_hat, out=v).mul_(1 - self.beta2**age)
+        return age
 
     def _denominator(self, v: Tensor, age: int, work: Work) -> Tensor:
         v_hat = v / (1 - self.beta2**age)
@@ -130,20 +146,22 @@ class FedAdamWTheory(Algorithm):
     eps: float = 1e-8
     gamma: float = 1.0
     blocks: Kind = "architecture"
+    max_blocks: int = 0
+    min_block: int = 1
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
-        size = len(blocks(layout, self.blocks))
+        size = len(self._blocks(layout))
         return {"theta": theta, "direction": torch.zeros_like(theta), "v": torch.zeros(size)}
 
     def message(self, state: Vectors) -> Vectors:
         return dict(state)
 
     def uploads(self, layout: Layout) -> dict[str, int]:
-        return {"delta": layout.shared, "v": len(blocks(layout, self.blocks))}
+        return {"delta": layout.shared, "v": len(self._blocks(layout))}
 
     def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, direction = msg["theta"], msg["direction"]
-        parts = blocks(work.layout, self.blocks)
+        parts = self._blocks(work.layout)
         y, v = work.load(theta), parts.spread(msg["v"])
         for k, lr in enumerate(work.steps(), start=1):
             g = work.gradient()
@@ -156,3 +174,6 @@ class FedAdamWTheory(Algorithm):
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
         theta = round.step(mean["delta"] * self.gamma)
         return {"theta": theta, "direction": mean["delta"] / -round.travel, "v": mean["v"].clamp(min=0)}
+
+    def _blocks(self, layout: Layout) -> Blocks:
+        return blocks(layout, self.blocks, self.max_blocks, self.min_block)

@@ -16,13 +16,16 @@ class DP2FedSAM(Algorithm):
     """DP²-FedSAM: first SGD on the personal head h with the body φ fixed, then SAM on φ with h fixed.
 
     Only φ's move is sent, so only it is bounded and noised; the client keeps h. `rho` 0 is CENTAUR. Each
-    part has the config's number of local steps or epochs. `head_lr` follows the local schedule.
+    part has the config's number of local steps or epochs, unless `head_epochs` (τ_h) or `body_epochs` (τ_φ)
+    gives one. `head_lr` follows the local schedule.
     """
 
     rho: float = 0.1
     head_lr: float = 0.005
     momentum: float = 0.0
     personal: tuple[str, ...] = ("head",)
+    head_epochs: int = 0
+    body_epochs: int = 0
 
     @property
     def personal_part(self) -> tuple[str, ...]:
@@ -35,11 +38,11 @@ class DP2FedSAM(Algorithm):
     def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         phi, h = work.load(msg["theta"]), work.load_personal(memory)
         u = torch.zeros_like(h)
-        for _ in work.steps():
+        for _ in work.steps(self.head_epochs or None):
             u.mul_(self.momentum).add_(work.personal_gradient())
             h.sub_(u, alpha=self.head_lr * work.decay)
         u = torch.zeros_like(phi)
-        for lr in work.steps():
+        for lr in work.steps(self.body_epochs or None):
             u.mul_(self.momentum).add_(sharpness_aware(phi, work, self.rho))
             phi.sub_(u, alpha=lr)
         return {"delta": phi - msg["theta"]}, {"personal": h.clone()}

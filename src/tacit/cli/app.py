@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
+from tacit.cli.diagnose import drift, hessian
 from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
@@ -231,6 +232,8 @@ def export(
 app.command()(compare)
 app.command()(test)
 app.command()(layers)
+app.command()(drift)
+app.command()(hessian)
 app.command()(ledger)
 app.command()(plan)
 app.command()(methods)
@@ -263,7 +266,10 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
             file=sys.stderr,
         )
         raise typer.Exit(INTERRUPTED) from None
-    table = rows(find_runs([folder]))
+    runs = find_runs([folder])
+    for run in runs:
+        _tell_of_skipped(run.metrics, console, f"{escape(run.folder.name)}: ")
+    table = rows(runs)
     if as_json:
         print(json.dumps(to_json(table)))
         return
@@ -289,6 +295,7 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         return
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
+    _tell_of_skipped(result.metrics, console)
     from tacit.tasks import headline
 
     metric = headline(last)
@@ -305,6 +312,15 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     console.print(
         f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
+
+
+def _tell_of_skipped(metrics: list[Any], console: Console, where: str = "") -> None:
+    from tacit.cli.progress import mostly_skipped
+
+    notes = [note for record in metrics if (note := mostly_skipped(record)) is not None]
+    if notes:
+        rounds = f"{where}in {len(notes)} of {_rounds(len(metrics))} most clients were left out"
+        console.print(f"[yellow]{rounds}; in the last of these, {notes[-1]}[/yellow]")
 
 
 def _rounds(number: int) -> str:

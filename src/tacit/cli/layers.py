@@ -1,10 +1,12 @@
-"""`tacit layers`: how far each layer moved in the clients' hands."""
+"""`tacit layers`: how far each layer moved in the clients' hands, how they pulled at it, and what noise did
+to it.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -15,12 +17,21 @@ from tacit.errors import UserError
 
 def layers(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run with `evaluate: {layers: true}`.")],
+    what: Annotated[
+        Literal["updates", "gradients", "server"],
+        typer.Option(
+            help="Clients' updates, their gradients while they train, or the mean update and its noise."
+        ),
+    ] = "updates",
     picture: Annotated[
         Path | None, typer.Option(help="Draw the norms over the depth here (.png, .svg).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
     """Show how far each layer of the clients' updates moved: mean ± deviation over clients and rounds.
+
+    `--what gradients` shows the norms of their gradients instead, `--what server` those of the mean update
+    before the server's noise and after it, in the mean over rounds.
 
     These are exact numbers on clients, outside any guarantee: a diagnosis for simulations.
 
@@ -29,21 +40,24 @@ def layers(
     - `tacit layers runs/speech --picture layers.png`
     """
     from tacit.federation import read_metrics
-    from tacit.federation.layers import by_kind, over_rounds
+    from tacit.federation.layers import by_kind, of_server, over_rounds
     from tacit.report.layers import draw
 
-    found = over_rounds(read_metrics(folder / "metrics.jsonl"))
+    metrics = read_metrics(folder / "metrics.jsonl")
+    key = {"updates": "layers", "gradients": "gradient_layers", "server": "server_layers"}[what]
+    found = of_server(metrics) if what == "server" else over_rounds(metrics, key)
     if not found:
         raise UserError(f"{folder} recorded no layers; run it with --set evaluate.layers=true")
-    kinds = by_kind(found)
+    kinds = {} if what == "server" else by_kind(found)
     if picture is not None:
-        draw(found, picture)
+        draw(found, picture, before_and_after=what == "server")
     if as_json:
         print(json.dumps({"layers": found, "kinds": kinds}))
         return
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("layer", "mean norm", "deviation"):
+    titles = ("before noise", "after noise") if what == "server" else ("mean norm", "deviation")
+    for title in ("layer", *titles):
         table.add_column(title, justify="left" if title == "layer" else "right")
     for group in (kinds, found):
         for name, (mean, std) in group.items():

@@ -19,6 +19,17 @@ SHOWN = (
 """What is shown of a round's record: its name there, and its form here."""
 
 
+def mostly_skipped(record: Record) -> str | None:
+    """A word if most of a round's clients were of no use."""
+    lost = len(record.get("skipped", ()))
+    if lost <= record["clients"]:
+        return None
+    return (
+        f"{lost} of {lost + record['clients']} clients were left out, their updates infinite or not a "
+        "number; lower local.lr or set local.clip"
+    )
+
+
 class LiveProgress:
     """A tracker that draws one line for the run and one for the round under way.
 
@@ -46,6 +57,7 @@ class LiveProgress:
         self._round: TaskID | None = None
         self._rounds = 0
         self._said = 0.0
+        self._warned = -self.PLAIN_EVERY
         self._status = ""
 
     def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
@@ -71,6 +83,11 @@ class LiveProgress:
             self._bar.update(self._round, completed=done, total=max(cohort, 1))
 
     def round(self, record: Record) -> None:
+        if (
+            note := mostly_skipped(record)
+        ) is not None and time.monotonic() - self._warned > self.PLAIN_EVERY:
+            self._warned = time.monotonic()
+            self._console.print(f"[yellow]round {record['round']}: {note}[/yellow]")
         shown = [text(record[name]) for name, text in SHOWN if name in record]
         self._status = "  ".join(shown) or self._status
         if self._run is not None:

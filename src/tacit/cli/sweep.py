@@ -67,32 +67,31 @@ class Task:
 
 def run_sweep(sweep: Sweep, folder: Path, console: Console, jobs: int | None = None) -> Path:
     """Tune, then run every point; returns the folder that `tacit compare` reads."""
-    from tacit.config.sweep import slug
+    from tacit.config.sweep import slug, without_seed
 
     jobs = jobs or len(os.sched_getaffinity(0))
     folder.mkdir(parents=True, exist_ok=True)
     points = sweep.points
-    if sweep.tune:
-        groups = {slug(_without_seed(p)): p for p in points}
-        tuning = {
-            name: [Task(folder / "tuning" / slug(c), c, sweep.config(c).rounds) for c in sweep.candidates(p)]
-            for name, p in groups.items()
-        }
+    tuning: dict[str, list[Task]] = {}
+    keys: dict[str, list[str]] = {}
+    for point in points:
+        candidates = sweep.candidates(point)
+        if candidates:
+            name = slug(without_seed(point))
+            keys[name] = list(sweep.family(point).tune)
+            tuning[name] = [Task(folder / "tuning" / slug(c), c, sweep.config(c).rounds) for c in candidates]
+    if tuning:
         everything = {task.folder: task for tasks in tuning.values() for task in tasks}
         _run_all(sweep, list(everything.values()), console, "tuning", jobs)
-        chosen = {name: _best(tasks, list(sweep.tune)) for name, tasks in tuning.items()}
+        chosen = {name: _best(tasks, keys[name]) for name, tasks in tuning.items()}
         (folder / "tuned.json").write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
-        points = [{**p, **chosen[slug(_without_seed(p))]} for p in points]
+        points = [{**p, **chosen.get(slug(without_seed(p)), {})} for p in points]
     tasks = [Task(folder / slug(p), p, sweep.config(p).rounds) for p in points]
     _run_all(sweep, tasks, console, "runs", jobs)
     for task in tasks:
         if task.diverged():
             console.print(f"diverged: {escape(task.folder.name)}; its rounds so far are in the table")
     return folder
-
-
-def _without_seed(point: Point) -> Point:
-    return {key: value for key, value in point.items() if key != "seed"}
 
 
 def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:

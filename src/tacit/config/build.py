@@ -35,6 +35,7 @@ from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.trained import Lora, adapt, train_only
+from tacit.optimizers import Within
 from tacit.privacy import MECHANISMS, Clip, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
@@ -87,8 +88,12 @@ def build_population(config: Config, dataset: Dataset) -> Population:
         if records.users is None:
             raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
         parts = partition.natural(records.users[private], rng)
-        if kind.reassign:
+        if kind.clients is not None:
+            parts = partition.some(parts, kind.clients, rng)
+        if kind.iid == "same-sizes":
             parts = partition.reassigned(parts, rng)
+        elif kind.iid == "uniform":
+            parts = partition.redrawn(parts, rng)
     return Population(
         records, parts.offsets, private[parts.indices], config.data.holdout, config.data.validation
     )
@@ -185,8 +190,23 @@ def build_job(
         layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local),
         public=split_public(config, dataset)[0],
+        probe=build_probe(config, population),
         augment=build_augment(config, dataset),
     )
+
+
+def build_probe(config: Config, population: Population) -> NDArray[np.int64]:
+    """Training records of all clients together, drawn once for the run."""
+    if not config.evaluate.train:
+        return np.empty(0, np.int64)
+    if config.privacy is not None and config.privacy.entropy == "os":
+        raise UserError(
+            "evaluate.train: an exact loss on protected records is outside any guarantee; leave it out, or "
+            "set privacy.entropy to seed, which makes the run a simulation"
+        )
+    held = np.concatenate([population.train(client) for client in range(len(population))]).astype(np.int64)
+    rng = randomness.generator(config.seed, "probe")
+    return np.sort(rng.choice(held, min(config.evaluate.train, len(held)), replace=False))
 
 
 def build_local(config: Config, dataset: Dataset) -> Local:
@@ -202,7 +222,10 @@ def build_local(config: Config, dataset: Dataset) -> Local:
                 "long it is; set local.batch"
             )
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
-    return Local(batch, section.steps, section.epochs, section.weight_decay, section.clip, section.seconds)
+    within = None if section.within is None else Within(**section.within.model_dump())
+    return Local(
+        batch, section.steps, section.epochs, section.weight_decay, section.clip, section.seconds, within
+    )
 
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:

@@ -1,4 +1,9 @@
-"""From a YAML file and `--set` overrides to a checked `Config`, or one clear line about what is wrong."""
+"""From a YAML file and `--set` overrides to a checked `Config`, or one clear line about what is wrong.
+
+`base: FILE` at the top of a config (a path from its own folder) lays it over that file: sections, `sweep`
+among them, are merged key by key, and everything else replaces what was there. In a sweep, `null` takes a key
+out. So experiments that share their setting say it once.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,13 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tacit.config.methods import with_preset
+from tacit.config.methods import merged, with_preset
 from tacit.config.pretrain import expanded
 from tacit.config.schema import Config
 from tacit.errors import UserError
 
 Key = tuple[str | int, ...]
+BASE = "base"
 SHORT = {"cohort": "size", "clip": "bound"}
 """Sections that a bare number stands for, and the key it is the value of."""
 
@@ -27,11 +33,11 @@ def load(
 
     A method's preset is laid under it, unless the config is already a resolved one.
     """
-    lines: dict[Key, int] = {}
+    places: dict[Key, str] = {}
     if isinstance(source, Mapping):
         values, where = _copy(source), "config"
     else:
-        values, lines = _read(Path(source))
+        values, places = read_values(Path(source))
         where = str(source)
     if "sweep" in values:
         raise UserError(f"{where}: its `sweep` section makes it many runs; start them with `tacit run`")
@@ -40,7 +46,7 @@ def load(
     try:
         return Config.model_validate(with_preset(expanded(values)) if presets else values)
     except ValidationError as error:
-        raise UserError(_explain(error, values, lines, where, set(overrides or {}))) from None
+        raise UserError(_explain(error, values, places, where, set(overrides or {}))) from None
 
 
 def parse_overrides(settings: list[str]) -> dict[str, Any]:
@@ -66,6 +72,27 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _copy(v) for k, v in value.items()}
     return [_copy(v) for v in value] if isinstance(value, list) else value
+
+
+def read_values(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], dict[Key, str]]:
+    """A file's raw values on top of those of its `base`, and where each was written ("FILE, line 3")."""
+    values, lines = _read(file)
+    places = {key: f"{file}, line {line}" for key, line in lines.items()}
+    base = values.pop(BASE, None)
+    if base is None:
+        return values, places
+    if not isinstance(base, str):
+        raise UserError(f"{places[BASE,]}: base: give the path of another config (got {base!r})")
+    below = file.parent / base
+    if below.resolve() in (*above, file.resolve()):
+        raise UserError(f"{places[BASE,]}: base: {base} is based on this very file")
+    if not below.is_file():
+        raise UserError(f"{places[BASE,]}: base: there is no {below}")
+    under, under_places = read_values(below, (*above, file.resolve()))
+    over = merged(under, values)
+    if isinstance(over.get("sweep"), Mapping):
+        over["sweep"] = {key: value for key, value in over["sweep"].items() if value is not None}
+    return over, {**under_places, **places}
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
@@ -124,7 +151,7 @@ def override(values: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _explain(
-    error: ValidationError, values: dict[str, Any], lines: dict[Key, int], where: str, overridden: set[str]
+    error: ValidationError, values: dict[str, Any], places: dict[Key, str], where: str, overridden: set[str]
 ) -> str:
     problems = error.errors(include_url=False)
     first = problems[0]
@@ -133,8 +160,8 @@ def _explain(
     from_flag = any(
         dotted == o or dotted.startswith(o + ".") or o.startswith(dotted + ".") for o in overridden
     )
-    line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
-    place = "--set" if from_flag else where + (f", line {line}" if line and dotted else "")
+    written = next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), where)
+    place = "--set" if from_flag else written if dotted else where
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{place}: {dotted + ': ' if dotted else ''}{_reason(first)}{more}"
 

@@ -22,6 +22,7 @@ from tacit.algorithms import (
     FedAvgLS,
     FedCM,
     FedLADA,
+    FedLayerwise,
     FedOpt,
     FedProx,
     FedSAM,
@@ -69,8 +70,13 @@ PER_USER = {
     "local": {"clip": 1.0},
 }
 """Paper 003: deltas clipped to 0.01 by layer, local gradients to 1, server LAMB at 0.002, then decaying."""
-TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005}}}
+TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005, "momentum": 0.7}}}
+"""Ours, after the rate of paper 002's personal heads, its epochs and its momentum: it gives none for -FT."""
 LOCAL_ADAMW = {"aggregate": "none", "alpha": 0.0}
+FINE = {"blocks": "fine", "min_block": 512}
+"""Paper 004's own blocks, and the 512 it names for their number (no more than d/512); paper 000 has
+others.
+"""
 DP_ADAMW = {"alpha": 0.5, "debias": True}
 
 METHODS: dict[str, Method] = {
@@ -85,17 +91,19 @@ METHODS: dict[str, Method] = {
     "fedlada": Method(FedLADA, "local Adam from the average v, with the global direction", "004"),
     "fafed": Method(FAFED, "adaptive steps with variance-reduced momentum", "004"),
     "fedsam": Method(FedSAM, "sharpness-aware local steps", "002"),
+    "local-lars": Method(FedLayerwise, "LARS on each client, from zero each round", "003", {"rule": "lars"}),
+    "local-lamb": Method(FedLayerwise, "LAMB on each client, from zero each round", "003", {"rule": "lamb"}),
     "local-adam": Method(FedAdamW, "Adam on each client, from zero each round", "004",
                          {**LOCAL_ADAMW, "decoupled": False}),
     "local-adamw": Method(FedAdamW, "AdamW on each client, from zero each round", "004", LOCAL_ADAMW),
-    "fedadamw": Method(FedAdamW, "AdamW with block means of v and the global direction", "004"),
-    "fedadamw-alg3": Method(FedAdamWTheory, "FedAdamW as its proof has it", "004"),
+    "fedadamw": Method(FedAdamW, "AdamW with block means of v and the global direction", "004", FINE),
+    "fedadamw-alg3": Method(FedAdamWTheory, "FedAdamW as its proof has it", "004", FINE),
     "agg-none": Method(FedAdamW, "Local AdamW, nothing but Δ averaged", "004", LOCAL_ADAMW),
     "agg-m": Method(FedAdamW, "Local AdamW, m averaged", "004", {**LOCAL_ADAMW, "aggregate": "m"}),
     "agg-v": Method(FedAdamW, "Local AdamW, v averaged", "004", {**LOCAL_ADAMW, "aggregate": "v"}),
     "agg-vm": Method(FedAdamW, "Local AdamW, v and m averaged", "004", {**LOCAL_ADAMW, "aggregate": "vm"}),
     "agg-mean-v": Method(FedAdamW, "Local AdamW, block means of v averaged", "004",
-                         {**LOCAL_ADAMW, "aggregate": "mean-v"}),
+                         {**LOCAL_ADAMW, **FINE, "aggregate": "mean-v"}),
     # Example level
     "dp-fedavg": Method(FedAvg, "FedAvg on private gradients", "000", {}, EXAMPLE),
     "dp-scaffold": Method(Scaffold, "SCAFFOLD on private gradients", "000", {}, EXAMPLE),
@@ -163,6 +171,8 @@ def _checked(option: str, value: Any, kind: Any) -> Any:
         if not 0 <= value < below:
             raise UserError(f"method.{option}: must be in [0, {below:g}) (got {value!r})")
         return float(value)
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise UserError(f"method.{option}: must be a whole number, 0 or more (got {value!r})")
     if kind is bool and not isinstance(value, bool):
         raise UserError(f"method.{option}: must be true or false (got {value!r})")
     if get_args(kind) and all(isinstance(a, str) for a in get_args(kind)) and value not in get_args(kind):
@@ -187,17 +197,23 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
             }
         if not isinstance(given.get("clip"), Mapping | None):
             settings["privacy"].pop("clip")
-    return _merged(settings, values)
+    return merged(settings, values)
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Raw values laid over others: sections key by key, everything else as a whole."""
+    result = dict(under)
     for key, value in over.items():
-        old = merged.get(key)
+        old = result.get(key)
         if not isinstance(value, Mapping) or not isinstance(old, Mapping):
-            merged[key] = value
-        elif "kind" in value and value["kind"] != old.get("kind"):
-            merged[key] = value  # another kind has other keys
+            result[key] = value
+        elif any(value[name] != old.get(name) for name in _telling(key) if name in value):
+            result[key] = value  # another kind has other keys
         else:
-            merged[key] = _merged(old, value)
-    return merged
+            result[key] = merged(old, value)
+    return result
+
+
+def _telling(section: str) -> tuple[str, ...]:
+    """Keys that say what a section is about: with another value there, the others mean something else."""
+    return ("name", "hub", "config") if section in ("model", "method") else ("kind",)

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step, Warmup
 from tacit.privacy.conventions import to_sum
 
 
@@ -56,8 +56,12 @@ class Natural(Section):
     """One client for each user of the data set."""
 
     kind: Literal["natural"]
-    reassign: bool = False
-    """Clients keep their number of records, but which ones are dealt out at random (an IID control)."""
+    clients: PositiveInt | None = None
+    """Draw so many of the users; left out, all of them."""
+    iid: Literal["same-sizes", "uniform"] | None = None
+    """A control: records are dealt out at random among the users. `same-sizes`: each keeps its number of
+    them; `uniform`: a user is drawn for every record, which makes the sizes nearly equal (paper 003).
+    """
 
 
 Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural, Field(discriminator="kind")]
@@ -214,18 +218,25 @@ class Data(Section):
         return (value,) if isinstance(value, str) else value
 
 
-class ConstantSchedule(Section):
+class AfterWarmup(Section):
+    """What every schedule over rounds can begin with."""
+
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Rounds of a linear rise at the start."""
+
+
+class ConstantSchedule(AfterWarmup):
     kind: Literal["constant"] = "constant"
 
 
-class CosineSchedule(Section):
+class CosineSchedule(AfterWarmup):
     """Half a cosine over all rounds, from 1 down to `floor`."""
 
     kind: Literal["cosine"]
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
-class ExponentialSchedule(Section):
+class ExponentialSchedule(AfterWarmup):
     """Constant until round `start`, then × `rate` every `every` rounds, smoothly."""
 
     kind: Literal["exponential"]
@@ -234,14 +245,14 @@ class ExponentialSchedule(Section):
     start: Annotated[int, Field(ge=0)] = 0
 
 
-class PerRoundSchedule(Section):
+class PerRoundSchedule(AfterWarmup):
     """× `factor` every round."""
 
     kind: Literal["factor"]
     factor: Annotated[float, Field(gt=0, le=1)]
 
 
-class StepSchedule(Section):
+class StepSchedule(AfterWarmup):
     """Constant until round `start`, then × `factor`, and again every `every` rounds."""
 
     kind: Literal["step"]
@@ -258,6 +269,11 @@ AnySchedule = Annotated[
 
 def build_schedule(schedule: AnySchedule, rounds: int) -> Schedule:
     """The schedule as a function from the round's number to a factor."""
+    whole = _without_warmup(schedule, rounds)
+    return Warmup(schedule.warmup, whole) if schedule.warmup else whole
+
+
+def _without_warmup(schedule: AnySchedule, rounds: int) -> Schedule:
     match schedule:
         case CosineSchedule(floor=floor):
             return Cosine(rounds, floor)
@@ -269,6 +285,16 @@ def build_schedule(schedule: AnySchedule, rounds: int) -> Schedule:
             return Step(factor, every, start)
         case _:
             return Constant()
+
+
+class WithinRound(Section):
+    """The rate's shape over a round's local steps, on top of `local.schedule`: a linear rise, then half a
+    cosine.
+    """
+
+    cosine: bool = False
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    warmup: Annotated[int, Field(ge=0)] = 0
 
 
 class Cohort(Section):
@@ -302,6 +328,7 @@ class LocalTraining(Section):
     clip: PositiveFloat | None = None
     """Largest norm of a step's gradient (for stability; privacy has a clip of its own)."""
     schedule: AnySchedule = ConstantSchedule()
+    within: WithinRound | None = None
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -388,6 +415,8 @@ class LargerPopulation(Section):
 
     population: PositiveInt
     cohort: PositiveInt
+    rounds: PositiveInt | None = None
+    """Of the larger federation; left out, the run's own."""
 
 
 class PrivacySettings(Section):
@@ -428,10 +457,14 @@ class PrivacySettings(Section):
 
 
 class Tuning(Section):
-    """Local fine-tuning for a client itself (the -FT methods); nothing of it is sent."""
+    """Local fine-tuning for a client itself (the -FT methods); nothing of it is sent.
 
-    epochs: PositiveInt = 1
-    lr: PositiveFloat
+    The defaults are ours: paper 002 says only that the server's model is fine-tuned locally.
+    """
+
+    epochs: PositiveInt = 2
+    lr: PositiveFloat = 0.005
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Evaluation(Section):
@@ -450,7 +483,17 @@ class Evaluation(Section):
     They are exact: refused under client-level privacy, except in a simulation (`privacy.entropy: seed`).
     """
     tune: Tuning | None = None
-    """After the last round, also test these clients after each has trained on its own records."""
+    """Also test these clients after each has trained the model on its own records, for itself alone.
+
+    It starts from the server's model of that round, so one run gives a method's curve and that of its -FT
+    twin.
+    """
+    train: Annotated[int, Field(ge=0)] = 0
+    """Also take the loss of the server's model on so many training records, always the same ones.
+
+    It is exact: refused under a guarantee, except in a simulation (`privacy.entropy: seed`). `train_loss` is
+    another number: the mean of the clients' own losses while they train (for SAM, at the perturbed point).
+    """
 
 
 class Checkpoints(Section):

@@ -1,15 +1,29 @@
 """Sweeps: one config, many runs.
 
 A `sweep:` section names keys and the values each should take; the product of them is run. Values under
-`tune:` are not compared but chosen: for every other combination the value with the best accuracy on the
-validation split (`data.validation`), with the first seed, is kept for all seeds.
+`tune:` are not compared but chosen: for every other combination the value with the best accuracy on
+validation records, with the first seed, is kept for all seeds.
 
     sweep:
       method: [dp-fedadamw, dp-fedavg]
       seed: [0, 1, 2]
       tune: {local.lr: [0.03, 0.1, 0.3]}
+      validation: 0.1
 
-`--set 'sweep.seed=[3, 4]'` changes or adds such a list from the command line.
+`validation` is held out of each client's records in the runs that choose, and in those only; without it the
+config's own `data.validation` is used, which is held out in every run.
+
+`cases:` is for what a product cannot say: families that differ in several keys at once, or in their grids.
+Each case is a whole setting, with lists and a `tune` of its own if it likes; the runs are every case with
+every combination of the other lists.
+
+    sweep:
+      cases:
+        - {method: [fedavg, scaffold], local.lr: 0.1, local.weight_decay: 0.001}
+        - {method: fedadamw, tune: {local.lr: [0.0003, 0.001]}}
+      seed: [0, 1, 2]
+
+`--set 'sweep.seed=[3, 4]'` changes or adds such a list from the command line, `cases` too.
 """
 
 from __future__ import annotations
@@ -21,9 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tacit.config.loading import load, override
+from tacit.config.loading import load, override, read_values
 from tacit.config.methods import build_algorithm
 from tacit.config.schema import Config
 from tacit.errors import UserError
@@ -34,59 +46,89 @@ Point = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Family:
+    """Runs that share their lists: those of one case, or all of a sweep without cases."""
+
+    grid: Mapping[str, list[Any]]
+    tune: Mapping[str, list[Any]]
+
+    @property
+    def points(self) -> list[Point]:
+        return _product(self.grid)
+
+
+@dataclass(frozen=True)
 class Sweep:
     """A base config and the runs to make of it."""
 
     base: Mapping[str, Any]
-    grid: Mapping[str, list[Any]]
-    tune: Mapping[str, list[Any]]
+    families: tuple[Family, ...]
     name: str
+    validation: float | None = None
+    """What the runs that choose hold out, beside what the config does."""
 
     @property
     def points(self) -> list[Point]:
         """Every combination to compare."""
-        return _product(self.grid)
+        return [point for family in self.families for point in family.points]
+
+    def family(self, point: Point) -> Family:
+        """The family that a point belongs to, whatever its seed."""
+        bare = without_seed(point)
+        return next(f for f in self.families if bare in map(without_seed, f.points))
 
     def candidates(self, point: Point) -> list[Point]:
         """The runs that choose a point's tuned values: first seed, judged on validation records."""
-        first = {**point, "seed": self.grid.get("seed", [self.base.get("seed", 0)])[0]}
-        return [{**first, **values, "evaluate.split": "validation"} for values in _product(self.tune)]
+        family = self.family(point)
+        if not family.tune:
+            return []
+        judged: Point = {"evaluate.split": "validation"}
+        if self.validation is not None:
+            judged["data.validation"] = self.validation
+        first = {**point, "seed": family.grid.get("seed", [self.base.get("seed", 0)])[0]}
+        return [{**first, **values, **judged} for values in _product(family.tune)]
 
     def config(self, point: Point) -> Config:
         """The checked config of one run."""
         return load(self.base, point)
 
 
+def without_seed(point: Point) -> Point:
+    """What all seeds of a point share."""
+    return {key: value for key, value in point.items() if key != "seed"}
+
+
 def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     """The sweep that a config file asks for; None if it is a single run. Every point is checked at once."""
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None  # the ordinary loader explains what is wrong with it
     if SECTION in overrides:
         raise UserError("--set sweep: set one list of it at a time, for example --set 'sweep.seed=[0, 1]'")
     ours = {key: value for key, value in overrides.items() if key.startswith(f"{SECTION}.")}
-    if not isinstance(values, dict) or (SECTION not in values and not ours):
+    values, _ = read_values(file)
+    if SECTION not in values and not ours:
         return None
     section = values.pop(SECTION, {})
     if not isinstance(section, dict):
         raise UserError(f"{file}: sweep: name keys and a list of values for each")
-    tune = section.pop("tune", {}) or {}
+    section = dict(section)
+    tune = dict(section.pop("tune", None) or {})
     for key, value in ours.items():
         key = key.removeprefix(f"{SECTION}.")
         (tune if key.startswith("tune.") else section)[key.removeprefix("tune.")] = value
-    for key, choices in [*section.items(), *tune.items()]:
-        if not isinstance(choices, list) or not choices:
-            raise UserError(f"{file}: sweep.{key}: give a list of values (got {choices!r})")
+    validation, cases = section.pop("validation", None), section.pop("cases", None)
+    families = _families(file, section, tune, cases)
+    swept = {key for family in families for key in (*family.grid, *family.tune)}
     for key, value in overrides.items():
         if key not in ours:
-            _refuse_overruled(key, [*section, *tune])
+            _refuse_overruled(key, swept, cases is not None)
             override(values, key, value)
-    if tune and not values.get("data", {}).get("validation"):
+    tuned = any(family.tune for family in families)
+    if tuned and not validation and not values.get("data", {}).get("validation"):
         raise UserError(
-            f"{file}: sweep.tune needs records to choose by; set data.validation, for example to 0.1"
+            f"{file}: sweep.tune needs records to choose by; set sweep.validation, for example to 0.1 (held "
+            "out by the runs that choose), or set data.validation (held out by all)"
         )
-    sweep = Sweep(values, section, tune, str(values.get("name", file.stem)))
+    sweep = Sweep(values, families, str(values.get("name", file.stem)), validation if tuned else None)
+    names: set[str] = set()
     for point in sweep.points:
         for candidate in (point, *sweep.candidates(point)):
             try:
@@ -94,16 +136,45 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
                 build_algorithm(method.name, method.options)
             except UserError as error:
                 raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
+        if slug(point) in names:
+            raise UserError(f"{file}: sweep: two of its runs are both {slug(point)}; leave one out")
+        names.add(slug(point))
     return sweep
 
 
-def _refuse_overruled(key: str, swept: Iterable[str]) -> None:
+def _families(
+    file: Path, shared: Mapping[str, Any], tune: Mapping[str, Any], cases: Any
+) -> tuple[Family, ...]:
+    if cases is None:
+        return (_family(file, shared, tune),)
+    if not isinstance(cases, list) or not cases or not all(isinstance(c, dict) for c in cases):
+        raise UserError(
+            f"{file}: sweep.cases: give a list of settings, each a mapping of keys (got {cases!r})"
+        )
+    families = []
+    for case in cases:
+        own = {k: v if isinstance(v, list) else [v] for k, v in case.items() if k != "tune"}
+        for key in own.keys() & shared.keys():
+            raise UserError(f"{file}: sweep.{key}: a case gives it too; leave one of the two out")
+        families.append(_family(file, {**own, **shared}, {**tune, **(case.get("tune") or {})}))
+    return tuple(families)
+
+
+def _family(file: Path, grid: Mapping[str, Any], tune: Mapping[str, Any]) -> Family:
+    for key, choices in [*grid.items(), *tune.items()]:
+        if not isinstance(choices, list) or not choices:
+            raise UserError(f"{file}: sweep.{key}: give a list of values (got {choices!r})")
+    return Family(grid, tune)
+
+
+def _refuse_overruled(key: str, swept: Iterable[str], cases: bool) -> None:
     """What a sweep varies cannot be set for all of its runs: the sweep would have the last word, silently."""
     for other in swept:
         if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
+            where = " (or 'sweep.cases=[...]' if a case gives them)" if cases else ""
             raise UserError(
                 f"--set {key}: the sweep gives {other} values of its own; change them with "
-                f"--set 'sweep.{other}=[...]' (sweep.tune.{other} if they are tuned)"
+                f"--set 'sweep.{other}=[...]' (sweep.tune.{other} if they are tuned){where}"
             )
 
 

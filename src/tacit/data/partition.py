@@ -58,6 +58,27 @@ def reassigned(partition: Partition, rng: np.random.Generator) -> Partition:
     )
 
 
+def redrawn(partition: Partition, rng: np.random.Generator) -> Partition:
+    """The same clients, but for each record one of them is drawn, all with the same chance (paper 003's IID).
+
+    Sizes are then nearly equal. A client that draws nothing keeps no record.
+    """
+    clients = len(partition.offsets) - 1
+    records = np.sort(partition.indices)
+    rows = _rows(rng.integers(clients, size=len(records)), clients, rng)
+    return _disjoint(Partition(rows.offsets, records[rows.indices]), int(records.max()) + 1)
+
+
+def some(partition: Partition, clients: int, rng: np.random.Generator) -> Partition:
+    """So many of the clients, drawn without replacement, in their old order."""
+    there = len(partition.offsets) - 1
+    if clients > there:
+        raise UserError(f"data.partition.clients: {clients} of {there} users; lower it")
+    chosen = np.sort(rng.choice(there, clients, replace=False))
+    rows = [partition.indices[partition.offsets[c] : partition.offsets[c + 1]] for c in chosen]
+    return Partition(_offsets(np.array([len(row) for row in rows])), np.concatenate(rows))
+
+
 def dirichlet(labels: NDArray[Any], clients: int, alpha: float, rng: np.random.Generator) -> Partition:
     """Each client's class proportions are drawn from Dirichlet(α, …, α); client sizes differ by at most one.
 

@@ -44,10 +44,11 @@ class Order:
 
 
 class Tune(NamedTuple):
-    """Local fine-tuning before a client's own evaluation: plain SGD epochs over all parameters."""
+    """Local fine-tuning before a client's own evaluation: epochs of SGD over all parameters."""
 
     epochs: int
     lr: float
+    momentum: float = 0.0
 
 
 class Visit(NamedTuple):
@@ -77,6 +78,8 @@ class Report:
     seconds: float
     layers: list[float] | None = None
     """L2 norm of each layer of its update, before any bound; only where a run asks for it."""
+    gradient_layers: list[float] | None = None
+    """The same of its gradients, in the mean over its steps."""
 
 
 Progress = Callable[[int], None]
@@ -100,7 +103,9 @@ class Engine(Protocol):
         """
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
-        """Metrics of the server's model on the common test set."""
+        """Metrics of the server's model on the common test set, and `server_train_loss` if the job asks for
+        it.
+        """
 
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
-from tacit.engine.worker import Job, Worker, add_sums
+from tacit.engine.worker import Job, Worker
 from tacit.vector import Vectors
 
 
@@ -35,8 +35,8 @@ class InProcess:
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
         self.worker.load(message)
-        parts = [self.worker.evaluate_chunk(chunk) for chunk in range(self.worker.job.test_chunks)]
-        return self.worker.job.task.summarise(add_sums(parts))
+        job = self.worker.job
+        return job.summarise([self.worker.evaluate_chunk(chunk) for chunk in range(job.chunks)])
 
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from tacit.data import Batch, Population, Records, batches
 from tacit.engine.isolation import Pristine
 from tacit.gradients import ClippedGradient, batch_size, plain_gradient
 from tacit.gradients.records import in_full
+from tacit.optimizers import Within
 from tacit.privacy import Bits, ExampleLevel, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat
@@ -37,6 +38,12 @@ class Local:
     """Largest norm of a step's mean gradient; a matter of stability, not of privacy."""
     seconds: float | None = None
     """Batches of up to so many seconds of sound, instead of a number of records."""
+    within: Within | None = None
+    """The rate's shape over a round's steps."""
+
+    def factor(self, step: int, total: int) -> float:
+        """Of the round's rate, at one of its `total` steps."""
+        return 1.0 if self.within is None else self.within(step, total)
 
     def nominal_steps(self, examples: float) -> int:
         """Local steps of a client with that many examples."""
@@ -66,10 +73,12 @@ class Gradients(Protocol):
         indices: NDArray[np.int64],
         change: batches.Change | None,
         numbers: Iterator[int],
+        epochs: int | None = None,
     ) -> Iterator[list[Batch]]:
         """One list for each step: the parts of its batch, ready for the model.
 
-        `change` is done to each batch, told its number, the next of `numbers`.
+        `change` is done to each batch, told its number, the next of `numbers`. `epochs` over the records,
+        or the local length.
         """
 
     def fill(self, flat: Flat, parts: list[Batch], task: Task, scale: Tensor | None) -> Tensor:
@@ -97,15 +106,21 @@ class PlainGradients:
         indices: NDArray[np.int64],
         change: batches.Change | None,
         numbers: Iterator[int],
+        epochs: int | None = None,
     ) -> Iterator[list[Batch]]:
-        return ([b] for b in batches.gather(records, indices, self.rows(len(indices)), change, numbers))
+        rows = self.rows(len(indices), epochs)
+        return ([batch] for batch in batches.gather(records, indices, rows, change, numbers))
 
-    def rows(self, examples: int) -> Iterator[NDArray[np.int64]]:
-        """Positions of each batch's records among the client's own."""
+    def rows(self, examples: int, epochs: int | None = None) -> Iterator[NDArray[np.int64]]:
+        """Positions of each batch's records among the client's own; `epochs` over them, or the local
+        length.
+        """
         local, times = self.local, self.batches_per_step
+        if epochs is not None:
+            local = replace(local, steps=None, epochs=epochs)
         if local.seconds is not None and self.durations is not None:
-            epochs = (local.epochs or 1) * times if local.steps is None else None
-            packed = batches.by_seconds(self.durations, local.seconds, epochs, self.rng)
+            whole = (local.epochs or 1) * times if local.steps is None else None
+            packed = batches.by_seconds(self.durations, local.seconds, whole, self.rng)
             return packed if local.steps is None else islice(packed, local.steps * times)
         if local.steps is not None:
             return batches.steps(examples, local.batch, local.steps * times, self.rng)
@@ -157,7 +172,10 @@ class PrivateGradients:
         indices: NDArray[np.int64],
         change: batches.Change | None,
         numbers: Iterator[int],
+        epochs: int | None = None,
     ) -> Iterator[list[Batch]]:
+        if epochs is not None:
+            raise RuntimeError("example-level privacy is charged for the config's own local steps alone")
         rows = self.mechanism.batches(len(indices), self.workload, self.coins)
         return batches.gather_apart(records, indices, rows, change, numbers)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from tacit.engine import shared
 from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
-from tacit.engine.worker import ClientError, Job, add_sums
+from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
 from tacit.vector import Vectors
 
@@ -122,9 +122,8 @@ class Pool:
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
         self._send_message(message)
-        chunks = range(self._job.test_chunks)
-        parts: list[dict[str, float]] = self._map([("evaluate", chunk) for chunk in chunks])
-        return self._job.task.summarise(add_sums(parts))
+        parts: list[dict[str, float]] = self._map([("evaluate", chunk) for chunk in range(self._job.chunks)])
+        return self._job.summarise(parts)
 
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None

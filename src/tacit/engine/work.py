@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from math import fsum
 
@@ -44,17 +45,19 @@ class LocalWork:
         queries: int,
         public: Iterator[NDArray[np.int64]] | None = None,
         descent: Descent | None = None,
+        layers: bool = False,
         augment: batches.Change | None = None,
         losses: list[Tensor] | None = None,
     ) -> None:
         """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
 
-        `descent`: the short way to an SGD step, for plain gradients. `augment`: what changes a batch, given
-        its records' places and the number of batches before it. `losses` is filled as gradients are asked
-        for, whoever may read it.
+        `descent`: the short way to an SGD step, for plain gradients. `layers`: measure gradients. `augment`:
+        what changes a batch, given its records' places and the number of batches before it. `losses` is
+        filled as gradients are asked for, whoever may read it.
         """
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
+        self._round_decay = order.decay
         self.travel = 0.0
         self.count = 0
         self.examples = len(indices)
@@ -62,7 +65,9 @@ class LocalWork:
         self._flat, self._task, self._records, self._local = flat, task, records, local
         self._gradients, self._lr, self._queries, self._public = gradients, order.lr, queries, public
         self._initial_personal = initial_personal
-        self._descent = descent if local.clip is None and not local.weight_decay else None
+        self._descent = descent if local.clip is None and not local.weight_decay and not layers else None
+        self._layers = torch.zeros(len(flat.layout.layer_slices())) if layers else None
+        self._measured = 0
         self._augment, self._numbers = augment, count()
         self._noted: dict[str, list[float]] = {}
         self._indices = indices
@@ -87,6 +92,13 @@ class LocalWork:
         return mean_loss(self._losses)
 
     @property
+    def gradient_layers(self) -> list[float] | None:
+        """Mean norm of each layer of the gradients asked for, before any local clip; None unless it is
+        measured.
+        """
+        return None if self._layers is None else (self._layers / max(self._measured, 1)).tolist()
+
+    @property
     def notes(self) -> dict[str, float]:
         """The mean of each number that the algorithm noted."""
         return {name: sum(values) / len(values) for name, values in self._noted.items()}
@@ -109,21 +121,31 @@ class LocalWork:
         h.copy_(memory.get("personal", self._initial_personal))
         return h
 
-    def steps(self) -> Iterator[float]:
+    def steps(self, epochs: int | None = None) -> Iterator[float]:
         self._passes += 1
         if self._passes > 1 and self._gradients.noise_variance:
             raise RuntimeError("a second pass over the records is not charged; example-level privacy has one")
-        self._batches = self._gradients.batches(self._records, self._indices, self._augment, self._numbers)
+        self._batches = self._gradients.batches(
+            self._records, self._indices, self._augment, self._numbers, epochs
+        )
+        length = replace(self._local, steps=None, epochs=epochs) if epochs else self._local
+        total, step = length.nominal_steps(self.examples), 0
         while self._draw():
+            factor = self._local.factor(step, total)
+            step += 1
             self.count += 1
-            self.travel += self._lr
-            yield self._lr
+            self.decay = self._round_decay * factor
+            self.travel += self._lr * factor
+            yield self._lr * factor
 
     def gradient(self, fresh: bool = False, scale: Tensor | None = None) -> Tensor:
         if fresh and not self._draw():
             raise RuntimeError("the algorithm asks for more batches than its `batches` announces")
         self._fill(scale)
         grad = self._flat.grad[: self.layout.shared]
+        if self._layers is not None:
+            self._layers += self.layout.layer_norms(grad)
+            self._measured += 1
         if self._local.weight_decay:
             grad.add_(self._flat.shared, alpha=self._local.weight_decay)
         if self._local.clip is not None:

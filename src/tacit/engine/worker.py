@@ -71,6 +71,8 @@ class Job:
     """Report the norm of each layer of a client's update: exact numbers on single clients."""
     public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Records that belong to no client and need no protection."""
+    probe: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Training records on which the server's model is judged too: its own train loss."""
     augment: Augment | None = None
     """Random changes to the records a client trains on; never to those that judge a model."""
 
@@ -110,6 +112,18 @@ class Job:
     def test_chunks(self) -> int:
         """Number of evaluation tasks the common test set is cut into."""
         return -(-len(self.test) // TEST_CHUNK)
+
+    @property
+    def chunks(self) -> int:
+        """Evaluation tasks in all: those of the test set, then those of the probe."""
+        return self.test_chunks + -(-len(self.probe) // TEST_CHUNK)
+
+    def summarise(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Metrics from the sums of all chunks, in order; of the probe only the loss."""
+        metrics = self.task.summarise(add_sums(parts[: self.test_chunks]))
+        if len(self.probe):
+            metrics["server_train_loss"] = self.task.summarise(add_sums(parts[self.test_chunks :]))["loss"]
+        return metrics
 
 
 class Worker:
@@ -162,6 +176,7 @@ class Worker:
             queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
             public=self._public(order, client),
             descent=self._descent,
+            layers=job.layers,
             augment=self._augment(order, client),
             losses=losses,
         )
@@ -190,6 +205,7 @@ class Worker:
             notes=work.notes,
             seconds=time.perf_counter() - start,
             layers=layers,
+            gradient_layers=work.gradient_layers,
         )
 
     def forget(self) -> None:
@@ -311,7 +327,13 @@ class Worker:
             flat.grad.zero_()
 
     def evaluate_chunk(self, chunk: int) -> dict[str, float]:
-        """Sums of the task's metrics over one chunk of the common test set; call `load` first."""
+        """Sums of the task's metrics over one chunk of the common test set, or of the probe; call `load`
+        first.
+        """
+        job = self.job
+        if chunk >= job.test_chunks:
+            start = (chunk - job.test_chunks) * TEST_CHUNK
+            return self._evaluate(job.population.records, job.probe[start : start + TEST_CHUNK])
         stop = min((chunk + 1) * TEST_CHUNK, len(self.job.test))
         return self._evaluate(self.job.test, np.arange(chunk * TEST_CHUNK, stop))
 
@@ -333,9 +355,10 @@ class Worker:
         rng = randomness.generator(job.seed, "tune", client)
         local = Local(job.local.batch, epochs=tune.epochs, seconds=job.local.seconds)
         rows = PlainGradients(local, rng, durations=self._durations(client)).rows(len(own))
+        u = torch.zeros_like(flat.values)
         for batch in batches.gather(job.population.records, own, rows):
             plain_gradient(flat, batch, job.task.losses)
-            flat.values.sub_(flat.grad, alpha=tune.lr)
+            flat.values.sub_(u.mul_(tune.momentum).add_(flat.grad), alpha=tune.lr)
 
     def _evaluate(self, records: Records, indices: NDArray[Any]) -> dict[str, float]:
         return evaluate(self.flat.module, self.job, records, indices)

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from tacit import randomness
-from tacit.engine import BUFFERS, Engine, InProcess, Job, MemoryStore, Order, Pool, Report, Tune, Visit
+from tacit.engine import BUFFERS, Engine, InProcess, Job, Local, MemoryStore, Order, Pool, Report, Tune, Visit
 from tacit.engine.memory import NONE
 from tacit.engine.work import public_steps
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
-from tacit.federation.layers import layer_statistics
+from tacit.federation.layers import layer_statistics, server_statistics
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SPENT
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
@@ -70,7 +70,7 @@ class Settings:
     evaluate_every: int = 1
     evaluate_clients: int = 0
     tune: Tune | None = None
-    """After the last round, also test each evaluated client after it has trained for itself alone."""
+    """At every evaluation, also test each evaluated client after it has trained for itself alone."""
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
     workers: int = 0
@@ -119,10 +119,14 @@ class _Round:
     optimizer: ServerOptimizer
     lr_factor: float
     theta: Tensor
+    local: Local
 
     @property
     def travel(self) -> float:
-        return self.lr * public_steps(self.steps)
+        steps = public_steps(self.steps)
+        if self.local.within is None:
+            return self.lr * steps
+        return self.lr * sum(self.local.factor(k, steps) for k in range(steps))
 
     def step(self, delta: Tensor) -> Tensor:
         if self.theta is not self.optimizer.theta:  # an algorithm that moved θ by itself before
@@ -178,6 +182,7 @@ class Federation:
         self._spent: dict[str, Any] = {}
         self.trackers: list[Tracker] = list(trackers)
         self._unsaved: set[int] = set()
+        self._server_layers: dict[str, list[float]] = {}
         self._restore()
 
     def run(self) -> Result:
@@ -295,11 +300,23 @@ class Federation:
             spending.record(charge)
         # 6. The only way from uploads to the server, and 7. its step.
         arrivals = _arrivals(reports, bounding)
+        exact = self._mean_before_noise(total, bounding) if self.job.layers else None
         mean, self._mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
+        if exact is not None and mean is not None:
+            self._server_layers = server_statistics(self.layout, exact, mean["delta"])
         if mean is not None:
             self._step(mean, order.lr)
         # 8. What is kept and told.
         return self._finish_round(engine, order.lr, message, reports, start)
+
+    def _mean_before_noise(self, total: Vectors, bounding: Bounding | None) -> Tensor:
+        """The mean bounded update, as the noise will find it (with whatever noise the clients made
+        themselves).
+        """
+        delta, expected = total["delta"], self.mechanism.expected(len(self.job.population))
+        if bounding is None or bounding.grid is None:
+            return delta.float() / expected
+        return bounding.grid.decoded(delta.clone(), 1 / expected)
 
     def _order(self, attempt: int, bounding: Bounding | None) -> Order:
         decay = self.settings.lr_schedule(self.round)
@@ -326,8 +343,8 @@ class Federation:
         if self.round % settings.evaluate_every == 0 or self.round == settings.rounds:
             record |= engine.evaluate(self._message())
             record |= self._evaluate_clients(engine, "personal", None)
-        if settings.tune is not None and self.round == settings.rounds:
-            record |= self._evaluate_clients(engine, "tuned", settings.tune)
+            if settings.tune is not None:
+                record |= self._evaluate_clients(engine, "tuned", settings.tune)
         self.seconds += time.perf_counter() - start
         return record | {"seconds": round(time.perf_counter() - start, 4)}
 
@@ -341,6 +358,7 @@ class Federation:
             optimizer=self.optimizer,
             lr_factor=settings.server_schedule(self.round),
             theta=self.state["theta"],
+            local=job.local,
         )
         state = job.algorithm.server(self.state, mean, view)
         if BUFFERS in self.state:
@@ -365,12 +383,15 @@ class Federation:
         if finite:
             steps = sum(r.steps for r in finite)
             record["train_loss"] = sum(r.loss * r.steps for r in finite) / max(steps, 1)
-            record["update_norm"] = sum(r.norm for r in finite) / len(finite)
+            norms = np.array([r.norm for r in finite])
+            record |= {"update_norm": float(norms.mean()), "update_norm_std": float(norms.std())}
             record["examples"] = sum(r.examples for r in finite)
             for name in finite[0].notes:
                 record[name] = sum(r.notes.get(name, 0.0) for r in finite) / len(finite)
         if self.job.layers:
-            record["layers"] = layer_statistics(self.layout, finite)
+            record["layers"] = layer_statistics(self.layout, [r.layers for r in finite])
+            record["gradient_layers"] = layer_statistics(self.layout, [r.gradient_layers for r in finite])
+            record["server_layers"] = self._server_layers
         if len(finite) < len(reports):
             record["skipped"] = sorted(r.client for r in reports if not r.finite)
         record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in message.values())

@@ -191,7 +191,9 @@ class ClippedGradient:
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
         return self._preconditioned([(form, form.squares()) for form in explicit]), values
 
-    def _one_by_one(self, batch: Batch, losses: Losses, obstacle: Unsupported) -> tuple[dict[str, Tensor], Tensor]:
+    def _one_by_one(
+        self, batch: Batch, losses: Losses, obstacle: Unsupported
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """By the slow road, with the model's contents the same before and after."""
         module = self.flat.module
         if not self._settled:

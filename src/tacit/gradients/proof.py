@@ -98,9 +98,7 @@ class Book:
         return shared
 
 
-def follow_line(
-    line: Line, axes: Sequence[str], args: Any, kwargs: Any, records: int
-) -> Followed | None:
+def follow_line(line: Line, axes: Sequence[str], args: Any, kwargs: Any, records: int) -> Followed | None:
     """Fill in where the axes go; a function of constants that cannot be followed makes a constant."""
     data = any("R" in a for a in axes)
     try:

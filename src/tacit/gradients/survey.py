@@ -37,7 +37,9 @@ def refuse_mixing_modules(module: nn.Module) -> None:
                     f"module {name!r} ({type(part).__name__}) keeps running statistics of private records; "
                     "build it with track_running_stats=False"
                 )
-        elif getattr(part, "max_norm", None) is not None and isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+        elif getattr(part, "max_norm", None) is not None and isinstance(
+            part, (nn.Embedding, nn.EmbeddingBag)
+        ):
             raise UserError(
                 f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "
                 "clipping; build it without max_norm"

@@ -434,7 +434,9 @@ class Tape(TorchFunctionMode):
         """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""
         each = tensor.movedim(axes.index("R"), 0).reshape(self.records, -1)
         name = func.__name__
-        values = getattr(each, name)(1) if name in ("all", "any", "amax", "amin") else getattr(each, "a" + name)(1)
+        values = (
+            getattr(each, name)(1) if name in ("all", "any", "amax", "amin") else getattr(each, "a" + name)(1)
+        )
         if not bool((values == values[0]).all()):
             raise Unsupported(f"{function_name(func)} (data leaves torch, and differs between records)")
         out: Tensor = func(tensor)
@@ -560,7 +562,9 @@ class Tape(TorchFunctionMode):
         assert mark is not None
         core = tensor if mark.core is None else mark.core
         padded = [1] * (len(shape) - core.dim()) + list(core.shape)
-        copies = axis == 0 and mark.core is None and len(padded) == len(mark.axes) and mark.axes[:1] in ("E", "M")
+        copies = (
+            axis == 0 and mark.core is None and len(padded) == len(mark.axes) and mark.axes[:1] in ("E", "M")
+        )
         if self.records > 1 and (axis < 0 or (padded[axis] != 1 and not copies)):
             raise Unsupported(f"{self._name(mark.parameters)} meets data of shape {tuple(shape)}")
 

@@ -2,7 +2,18 @@
 
 from tacit.optimizers.lamb import Lamb
 from tacit.optimizers.lars import Lars
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Warmup, Within
 from tacit.optimizers.server import ServerOptimizer
 
-__all__ = ["Constant", "Cosine", "Exponential", "Lamb", "Lars", "PerRound", "Schedule", "ServerOptimizer"]
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Exponential",
+    "Lamb",
+    "Lars",
+    "PerRound",
+    "Schedule",
+    "ServerOptimizer",
+    "Warmup",
+    "Within",
+]

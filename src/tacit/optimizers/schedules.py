@@ -1,6 +1,7 @@
 """Learning-rate schedules: from a round's number, counted from zero, to a factor of the base rate.
 
-A schedule is a pure function of the step, so a resumed run needs nothing to continue it.
+A schedule is a pure function of the step, so a resumed run needs nothing to continue it. `Within` is another
+thing: the shape of the rate over the local steps of one round, on top of the round's own.
 
 >>> Cosine(100)(0), Cosine(100, floor=0.1)(100)
 (1.0, 0.1)
@@ -68,6 +69,46 @@ class Step:
 
     def __call__(self, step: int) -> float:
         return float(self.factor ** max(0, (step - self.start) // self.every + 1))
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """A linear rise over the first `steps` steps, 1/steps to 1, times what the schedule `then` says of each.
+
+    Paper 003, Table 7: 1,000 rounds for post-LayerNorm.
+
+    >>> [Warmup(4, Constant())(step) for step in (0, 1, 3, 4)]
+    [0.25, 0.5, 1.0, 1.0]
+    """
+
+    steps: int
+    then: Schedule
+
+    def __call__(self, step: int) -> float:
+        return min(1.0, (step + 1) / self.steps) * self.then(step)
+
+
+@dataclass(frozen=True)
+class Within:
+    """A factor for each of a round's local steps: a linear rise over `warmup` of them, then half a cosine.
+
+    The cosine goes from 1 down to `floor`, which the step after the last would have (paper 004: "cosine decay
+    is applied to local learning rates over the 50 local steps per round"). Without it the rate stays up.
+
+    >>> [round(Within(cosine=True)(k, 4), 3) for k in range(4)], Within(warmup=2)(0, 4)
+    ([1.0, 0.854, 0.5, 0.146], 0.5)
+    """
+
+    cosine: bool = False
+    floor: float = 0.0
+    warmup: int = 0
+
+    def __call__(self, step: int, total: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        if not self.cosine:
+            return 1.0
+        return Cosine(max(1, total - self.warmup), self.floor)(step - self.warmup)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class Row:
 
     label: str
     runs: tuple[Run, ...]
+    tuned: bool = False
+    """The same runs, but clients are judged after each has fine-tuned the model for itself."""
 
     def last(self, metric: str) -> Spread | None:
         """The metric at the end of each run."""
@@ -67,8 +69,8 @@ class Row:
         return Spread.of([metric.best(v for _, v in series) for series in found])
 
     def own(self, metric: Headline) -> Spread | None:
-        """The metric on the clients' own test splits; after fine-tuning where a method has that."""
-        return self.last(f"tuned_{metric.name}") or self.last(f"personal_{metric.name}")
+        """The metric on the clients' own test splits."""
+        return self.last(f"{'tuned' if self.tuned else 'personal'}_{metric.name}")
 
     def total(self, name: str) -> float:
         """Sum of a quantity over a run, averaged over the runs."""
@@ -93,7 +95,10 @@ def find_runs(places: Iterable[Path]) -> list[Run]:
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """Runs grouped by everything but the seed, labelled by what differs between the groups."""
+    """Runs grouped by everything but the seed, labelled by what differs between the groups.
+
+    Runs whose clients also fine-tuned for themselves (`evaluate.tune`) have a second row, "…, tuned".
+    """
     groups = []
     for members in _grouped(runs, _without_noise):
         seeds = {run.config.get("seed") for run in members}
@@ -103,7 +108,14 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     keys = [
         key for key in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(key)) for f in flat}) > 1
     ]
-    return [Row(_label(values, keys), tuple(members)) for values, members in zip(flat, groups, strict=True)]
+    found = [Row(_label(values, keys), tuple(members)) for values, members in zip(flat, groups, strict=True)]
+    return [twin for row in found for twin in _with_tuned(row)]
+
+
+def _with_tuned(row: Row) -> list[Row]:
+    if not any(name.startswith("tuned_") for run in row.runs for record in run.metrics for name in record):
+        return [row]
+    return [row, Row(f"{row.label}, tuned".removeprefix(", "), row.runs, tuned=True)]
 
 
 def judged_by(table: Sequence[Row]) -> Headline:

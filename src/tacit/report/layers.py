@@ -11,8 +11,11 @@ from tacit.errors import UserError
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)\.(.+)$")
 
 
-def draw(layers: Mapping[str, tuple[float, float]], file: Path) -> None:
-    """One line for each part of a transformer layer, over the layers; all others as points at their place."""
+def draw(layers: Mapping[str, tuple[float, float]], file: Path, before_and_after: bool = False) -> None:
+    """One line for each part of a transformer layer, over the layers; all others as points at their place.
+
+    With `before_and_after` the two numbers are norms before and after noise: a line and a dotted one.
+    """
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
     lines: dict[str, list[tuple[int, float, float]]] = {}
@@ -27,11 +30,16 @@ def draw(layers: Mapping[str, tuple[float, float]], file: Path) -> None:
     axes = figure.add_subplot()
     for part, points in lines.items():
         depth, means, stds = zip(*points, strict=True)
+        if before_and_after:
+            (line,) = axes.plot(depth, means, marker="o", markersize=3, linewidth=1, label=part)
+            axes.plot(depth, stds, ":", marker="x", markersize=3, linewidth=1, color=line.get_color())
+            continue
         axes.errorbar(depth, means, yerr=stds, marker="o", markersize=3, capsize=2, linewidth=1, label=part)
     axes.set_yscale("log")
     axes.set_xlabel("layer")
-    axes.set_ylabel("norm of a client's update")
-    axes.set_title("mean over clients and rounds ± one standard deviation")
+    axes.set_ylabel("norm")
+    title = "mean over clients and rounds ± one standard deviation"
+    axes.set_title("mean update, before noise and (dotted) after it" if before_and_after else title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", ncols=2)
     try:

@@ -42,6 +42,7 @@ class Headline:
 
 
 HEADLINES = (
+    Headline("matthews", "Matthews", higher=True, share=True),
     Headline("accuracy", "accuracy", higher=True, share=True),
     Headline("wer", "WER", higher=False, share=True),
     Headline("perplexity", "perplexity", higher=False, share=False),

@@ -14,6 +14,9 @@ for each coordinate. Three partitions of the same vector:
   projection and MLP by output neuron (its bias goes with it); every other tensor is one block.
 - "tensor". Each parameter tensor is a block.
 
+`most` and `least` bound their number as in B = min(most, ⌊d/least⌋) for d coordinates: where a partition has
+more, neighbours are joined, as evenly as can be.
+
 >>> import torch
 >>> layout = Layout.of(torch.nn.Linear(2, 3))
 >>> partition = blocks(layout, "tensor")
@@ -65,6 +68,8 @@ class Blocks:
     names: tuple[str, ...]
     pieces: tuple[Piece, ...]
     size: int
+    joined: tuple[int, ...] = ()
+    """Which block each block of the pieces went into, where there were too many; empty: each is its own."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -72,23 +77,39 @@ class Blocks:
     @cached_property
     def sizes(self) -> Tensor:
         """How many coordinates each block has."""
-        sizes = torch.zeros(len(self), dtype=torch.long, device="cpu")
+        sizes = torch.zeros(len(self.joined or self.names), dtype=torch.long, device="cpu")
         for p in self.pieces:
             sizes[p.first : p.first + p.groups] += p.times * p.run
-        return sizes
+        return self._join(sizes)
+
+    def _join(self, values: Tensor) -> Tensor:
+        if not self.joined:
+            return values
+        into = torch.tensor(self.joined, device=values.device)
+        return torch.zeros(len(self), dtype=values.dtype, device=values.device).index_add_(0, into, values)
+
+    def at_most(self, number: int) -> Blocks:
+        """The same partition with neighbours joined, so that no more than `number` blocks are left."""
+        if number >= len(self):
+            return self
+        joined = tuple(i * number // len(self) for i in range(len(self)))
+        first = [joined.index(i) for i in range(number)]
+        return Blocks(tuple(self.names[i] for i in first), self.pieces, self.size, joined)
 
     def mean(self, vector: Tensor) -> Tensor:
         """The mean of each block of a shared vector; summed in float32 at least."""
         wide = torch.promote_types(vector.dtype, torch.float32)
-        sums = torch.zeros(len(self), dtype=wide, device=vector.device)
+        sums = torch.zeros(len(self.joined or self.names), dtype=wide, device=vector.device)
         vector = self._checked(vector, self.size)
         for p in self.pieces:
             sums[p.first : p.first + p.groups] += p.of(vector).sum((0, 2), dtype=wide)
-        return (sums / self.sizes.to(vector.device)).to(vector.dtype)
+        return (self._join(sums) / self.sizes.to(vector.device)).to(vector.dtype)
 
     def spread(self, values: Tensor) -> Tensor:
         """A shared vector that holds each block's value at all of its coordinates."""
         values = self._checked(values, len(self))
+        if self.joined:
+            values = values[torch.tensor(self.joined, device=values.device)]
         vector = torch.empty(self.size, dtype=values.dtype, device=values.device)
         for p in self.pieces:
             p.of(vector).copy_(values[p.first : p.first + p.groups, None])
@@ -102,8 +123,11 @@ class Blocks:
 
 
 @lru_cache
-def blocks(layout: Layout, kind: Kind = "architecture") -> Blocks:
-    """Partition the shared part of `layout`; a personal part is never sent, so it has no blocks."""
+def blocks(layout: Layout, kind: Kind = "architecture", most: int = 0, least: int = 1) -> Blocks:
+    """Partition the shared part of `layout`; a personal part is never sent, so it has no blocks.
+
+    No more than `most` blocks (0: no bound), nor more than ⌊d/least⌋.
+    """
     if kind not in ("architecture", "fine", "tensor"):
         raise ValueError(f"unknown kind of blocks {kind!r}; choose architecture, fine or tensor")
     segments = layout.shared_segments
@@ -113,7 +137,8 @@ def blocks(layout: Layout, kind: Kind = "architecture") -> Blocks:
         cuts = transformer.cuts(fine=kind == "fine")
     elif kind == "architecture" and any(len(s.shape) > 2 for s in segments):
         cuts = _convolutional(segments)
-    return _assemble(cuts, layout.shared)
+    largest = max(1, layout.shared // max(least, 1))
+    return _assemble(cuts, layout.shared).at_most(min(most or largest, largest))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,11 @@ from tacit.privacy.events import Event, PoissonGaussian
 SMALLEST_DELTA = 1e-11
 """Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there."""
 
+LARGEST_STEP = 512.0
+"""Losses so large that a grid of them has wider steps overflow eˣ; ε is in the millions there, and RDP bounds
+it.
+"""
+
 FINE, ROUGH = 30_000, 2_000
 """Most points on the grid of one event's privacy losses; making them takes about 5 µs each."""
 
@@ -48,6 +53,8 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
     # Outcomes this rare are counted as if they revealed everything: ten thousand times rarer than δ in all.
     tail = 5 * math.floor(math.log(delta * 1e-4 / sum(count for _, _, count in merged)) / 5)
     interval = min(_grid(*part, tail, points) for part in merged)
+    if interval > LARGEST_STEP:
+        return None
     total = privacy_loss_distribution.identity(value_discretization_interval=interval)
     for rate, noise, count in merged:
         total = total.compose(_pld(rate, noise, interval, tail).self_compose(count))

@@ -1,0 +1,45 @@
+"""FedAvg with LARS or LAMB on each client: local steps as long as the layer they move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from tacit.algorithms.base import Algorithm, Work
+from tacit.optimizers import Lamb, Lars
+from tacit.vector import Vectors
+
+
+@dataclass(frozen=True)
+class FedLayerwise(Algorithm):
+    """Local LARS (You et al., 2017) or LAMB (You et al., 2020), their state fresh every round.
+
+    Paper 003 (Appendix G.4) names both as candidates to replace SGD on the clients. Traffic is FedAvg's:
+    moments are neither sent nor kept.
+    """
+
+    rule: Literal["lars", "lamb"] = "lamb"
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    trust_coefficient: float = 1e-3
+
+    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        theta = msg["theta"]
+        y = work.load(theta)
+        layers = [nn.Parameter(view, requires_grad=False) for _, view in work.layout.views(y)]
+        optimizer: Optimizer
+        if self.rule == "lamb":
+            optimizer = Lamb(layers, betas=(self.beta1, self.beta2), eps=self.eps)
+        else:
+            optimizer = Lars(layers, momentum=self.momentum, trust_coefficient=self.trust_coefficient)
+        for lr in work.steps():
+            for layer, (_, part) in zip(layers, work.layout.views(work.gradient()), strict=True):
+                layer.grad = part
+            optimizer.param_groups[0]["lr"] = lr
+            optimizer.step()
+        return {"delta": y - theta}, {}
