@@ -238,7 +238,7 @@ SABOTAGE: list[tuple[Mechanism, int, str, float]] = [
     (client(OneLayerUnclipped), 1024, "", 1.0),
     (client(DrawnDivisor, rate=0.8), 1024, "how strong", 1.0),
     (client(NamedCohorts, noise=1.0, rate=0.1), 20_000, "second draw", 1.0),
-    (NamedBatches(1.0, DELTA, Clip(0.5), Poisson(1.0)), 60_000, "second draw", 0.1),
+    (NamedBatches(1.0, DELTA, Clip(0.5), Poisson(1.0)), 120_000, "second draw", 0.1),
     (client(SameNoise), 1024, "minus", 1.0),
     (client(SameNoiseForAttempts), 1024, "minus", 1.0),
     (client(NoiseByTime), 1024, "minus a repetition", 1.0),

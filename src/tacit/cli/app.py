@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tacit.cli.audit import audit
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.layers import layers
@@ -232,6 +233,7 @@ app.command()(compare)
 app.command()(test)
 app.command()(layers)
 app.command()(ledger)
+app.command()(audit)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)

@@ -156,27 +156,25 @@ def from_one_run(canaries: int, guesses: int, correct: int, delta: float, confid
     return low
 
 
-SHARES = (1.0, 0.5, 0.25, 0.1)
-"""How many of the canaries are guessed at: all, or those with the most extreme scores."""
+SHARES = ((0.5, 0.5), (0.25, 0.25), (0.1, 0.1), (0.25, 0.0), (0.1, 0.0))
+"""How many of the canaries are guessed to be in, those with the highest scores, and out, with the lowest.
+Where most are seldom drawn, a high score tells much and a low one little."""
 
 
 def from_canaries(inside: Bools, scores: Floats, delta: float, confidence: float) -> tuple[float, int]:
     """ε that holds at least by one run's canaries, and how many guesses showed it.
 
-    Each share of `SHARES` is tried, the highest half of its scores guessed in and the lowest out; the
-    confidence is divided among them.
+    Each way to guess of `SHARES` is tried; the risk of being wrong is divided among them.
     """
     order = np.argsort(scores, kind="stable")
+    level = 1 - (1 - confidence) / len(SHARES)
     best, made = 0.0, 0
-    for share in SHARES:
-        each = int(len(scores) * share / 2)
-        if not each:
-            continue
-        correct = int(inside[order[-each:]].sum() + (~inside[order[:each]]).sum())
-        level = 1 - (1 - confidence) / len(SHARES)
-        shown = from_one_run(len(scores), 2 * each, correct, delta, level)
+    for high, low in SHARES:
+        ins, outs = order[len(order) - int(len(order) * high) :], order[: int(len(order) * low)]
+        correct, guesses = int(inside[ins].sum() + (~inside[outs]).sum()), len(ins) + len(outs)
+        shown = from_one_run(len(order), guesses, correct, delta, level)
         if shown > best or not made:
-            best, made = shown, 2 * each
+            best, made = shown, guesses
     return best, made
 
 
