@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
     from tacit.api import export, ledger, load, resume, run, statement, trained
+    from tacit.config.audit import audit
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result
@@ -20,6 +21,7 @@ __all__ = [
     "Dataset",
     "Result",
     "UserError",
+    "audit",
     "export",
     "ledger",
     "load",
@@ -35,6 +37,7 @@ _HOME = {
     "Dataset": "tacit.data",
     "Result": "tacit.federation",
     "UserError": "tacit.errors",
+    "audit": "tacit.config.audit",
     "export": "tacit.api",
     "ledger": "tacit.api",
     "load": "tacit.api",

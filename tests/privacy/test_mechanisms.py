@@ -15,7 +15,9 @@ from tacit.privacy import (
     MECHANISMS,
     AdaptiveClip,
     Arrivals,
+    BandedNoise,
     Bits,
+    BltNoise,
     ClientLevel,
     Clip,
     ExampleLevel,
@@ -31,7 +33,7 @@ from tacit.privacy import (
 )
 from tacit.privacy.accountants import rdp_epsilon
 from tacit.privacy.gaussian import SMALLEST_DELTA
-from tacit.privacy.mechanisms import plain_mechanism, read_mechanism
+from tacit.privacy.mechanisms import Mechanism, plain_mechanism, read_mechanism
 from tacit.privacy.mechanisms.example import NUMERICAL, batch_sampling, step_event
 from tacit.vector import Layout
 
@@ -127,7 +129,15 @@ def test_delta_as_large_as_one_client_is_warned_about() -> None:
 
 
 def test_every_mechanism_survives_being_written_down() -> None:
-    made = [client(noise_at="clients", epsilon=3.0), example(sampling=FixedSize(4)), adaptive(quantile=0.7)]
+    made: list[Mechanism] = [
+        client(noise_at="clients", epsilon=3.0),
+        example(sampling=FixedSize(4)),
+        adaptive(quantile=0.7),
+    ]
+    made += [
+        BltNoise(1.0, 1e-5, Clip(0.5), FixedSize(4), rounds=9, buffers=3),
+        BandedNoise(1.0, 1e-5, Clip(0.5), Poisson(0.1), rounds=9, bands=4),
+    ]
     assert {type(mechanism) for mechanism in made} == set(MECHANISMS.values())
     for mechanism in made:
         assert read_mechanism(json.loads(json.dumps(plain_mechanism(mechanism)))) == mechanism

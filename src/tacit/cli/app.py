@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tacit.cli.audit import audit
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.diagnose import drift, hessian
@@ -235,6 +236,7 @@ app.command()(layers)
 app.command()(drift)
 app.command()(hessian)
 app.command()(ledger)
+app.command()(audit)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)

@@ -65,6 +65,9 @@ def plan(
     local_steps: Annotated[int | None, _option("Steps in a round.", _EXAMPLE)] = None,
     participations: Annotated[int | None, _option("Rounds the client takes part in.", _EXAMPLE)] = None,
     queries: Annotated[int, _option("Gradients on each batch: 2 for SAM and FAFED.", _EXAMPLE)] = 1,
+    mechanism: Annotated[
+        str | None, _option("`blt` or `banded`: compare correlated noise with independent noise.", _SCALE)
+    ] = None,
     table: Annotated[bool, _option("A grid of ε around the answer.", _OUTPUT, "--table")] = False,
     compare_closed_form: Annotated[
         bool,
@@ -95,8 +98,22 @@ def plan(
 
     - `tacit plan --examples 1000 --batch 16 --local-steps 20 --participations 10 --noise 1 --delta 1e-5`
 
+    A fleet whose clients take turns, with noise that later rounds take back in part:
+
+    - `tacit plan --mechanism blt --population 100000 --cohort 1000 --rounds 1000 --epsilon 2 --delta 1e-6`
+
     Both accountants are shown: PLD (privacy-loss distributions, the tighter one) and RDP (Rényi).
     """
+    if mechanism is not None:
+        from tacit.cli.fleet import show_fleet
+
+        given = (rate, noise, examples, batch, local_steps, participations)
+        if any(value is not None for value in given) or at or table or compare_closed_form:
+            raise UserError(
+                "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, no more"
+            )
+        show_fleet(mechanism, population, cohort, rounds, delta, epsilon, as_json)
+        return
     from tacit.privacy.answers import Question, answer
     from tacit.privacy.conventions import from_sum
 

@@ -285,7 +285,8 @@ def _workers(config: Config) -> int:
 def build_sampling(config: Config, clients: int) -> Sampling:
     """How cohorts are drawn."""
     client_level = config.privacy is not None and config.privacy.unit == "client"
-    kind = config.cohort.sampling or ("poisson" if client_level else "fixed")
+    in_turn = config.privacy is not None and config.privacy.mechanism is not None
+    kind = config.cohort.sampling or ("poisson" if client_level and not in_turn else "fixed")
     return FixedSize(config.cohort.size) if kind == "fixed" else Poisson(config.cohort.size / clients)
 
 
@@ -301,10 +302,19 @@ def build_privacy(
     if section.adaptive is not None:
         options |= section.adaptive.model_dump()
     kind = section.unit if section.adaptive is None else "adaptive-clip"
+    if section.mechanism is not None:
+        if section.adaptive is not None:
+            raise UserError(
+                "privacy.adaptive: correlated noise of earlier rounds was sized by the clipping norm they "
+                "had, so it must not move; leave out privacy.adaptive or privacy.mechanism"
+            )
+        given = section.mechanism.model_dump(exclude_none=True)
+        kind = given.pop("kind")
+        options |= given | {"rounds": config.rounds}
     if section.unit == "example" and options:
         raise UserError(
-            "privacy.noise_at and privacy.adaptive are for whole clients; at example level each client "
-            "noises its own gradients: leave them out, or set unit: client"
+            "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
+            "level each client noises its own gradients: leave them out, or set unit: client"
         )
     mechanism = MECHANISMS[kind](
         noise=1.0 if section.noise is None else section.noise,

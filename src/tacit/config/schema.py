@@ -396,6 +396,31 @@ class AdaptiveClipping(Section):
     """Noise on the number of clients within the clip, in clients; a twentieth of the cohort is usual."""
 
 
+class CorrelatedNoise(Section):
+    """Noise that later rounds take back in part; a bare name is short for its defaults.
+
+    Clients take turns: a round takes the next of population ÷ cohort groups, and nothing about sampling need
+    be secret. `banded` with `cohort.sampling: poisson` draws each cohort from a group by secret coins.
+    """
+
+    kind: Literal["blt", "banded"]
+    buffers: PositiveInt | None = None
+    """blt: vectors that the server remembers; 2 unless given."""
+    bands: PositiveInt | None = None
+    """banded: over how many rounds; unless given, the best number (clients in turn only)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _its_own_option(self) -> Self:
+        if (self.bands if self.kind == "blt" else self.buffers) is not None:
+            raise ValueError("buffers belong to blt, and bands to banded")
+        return self
+
+
 class NoiseStatedOn(Section):
     """Noise in another convention than the multiplier on the sum (`tacit.privacy.conventions`); give one."""
 
@@ -437,6 +462,8 @@ class PrivacySettings(Section):
     entropy: Literal["os", "seed"] = "os"
     """Where coins and noise come from: the operating system, or the run's seed (a simulation, no claim)."""
     adaptive: AdaptiveClipping | None = None
+    mechanism: CorrelatedNoise | None = None
+    """At client level: correlated noise instead of independent noise on Poisson or fixed-size cohorts."""
     extrapolate: tuple[LargerPopulation, ...] = ()
     """Also say what ε would be with more clients, at the same noise on the average; no claim of the run."""
 

@@ -65,6 +65,17 @@ def _alone(vector: Tensor) -> Tensor:
     return vector if whole and vector.is_contiguous() else vector.clone().contiguous()
 
 
+def split_vectors(values: Mapping[str, Any]) -> tuple[Vectors, dict[str, Any]]:
+    """A mapping's vectors, and its plain values."""
+    vectors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return vectors, {name: value for name, value in values.items() if name not in vectors}
+
+
+def with_prefix(vectors: Vectors, prefix: str) -> Vectors:
+    """Those whose name begins with `prefix`, under the rest of their name."""
+    return {name.removeprefix(prefix): v for name, v in vectors.items() if name.startswith(prefix)}
+
+
 def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest sound checkpoint (None if none was ever written), and a line on each damaged one."""
     damaged: list[str] = []

@@ -51,8 +51,8 @@ from tacit.vector import (
     write_values,
 )
 
-OPTIMIZER = "optimizer."
-"""Prefix of the server optimizer's vectors in a checkpoint."""
+OPTIMIZER, MECHANISM = "optimizer.", "mechanism."
+"""Prefixes of the server optimizer's and the mechanism's vectors in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class Federation:
         # 1. Who takes part, and 2. what that costs.
         attempt = spending.attempt(n)
         cohort = mechanism.sample(n, attempt, workload)
-        charge = mechanism.charge(n, cohort, workload)
+        charge = mechanism.charge(n, cohort, workload, attempt)
         if not spending.affords(charge):
             return None
         # 3. What goes down.
@@ -426,13 +426,18 @@ class Federation:
 
     def _save(self) -> None:
         tensors, scalars = self.optimizer.state()
-        vectors = self.state | {OPTIMIZER + name: tensor for name, tensor in tensors.items()}
+        noise, mechanism = checkpoints.split_vectors(self._mechanism_state)
+        vectors = (
+            self.state
+            | {OPTIMIZER + name: tensor for name, tensor in tensors.items()}
+            | {MECHANISM + name: tensor for name, tensor in noise.items()}
+        )
         facts = {
             "memory": {str(client): version for client, version in self.memory.items()},
             "metrics_bytes": self._metrics.size,
             "optimizer": scalars,
             "seconds": self.seconds,
-            "mechanism": self._mechanism_state,
+            "mechanism": mechanism,
             SPENT: self.spending.saved(),
             "frozen": self._frozen,
         }
@@ -451,10 +456,8 @@ class Federation:
         if saved is None:
             return
         checkpoints.refuse_other_base(saved.facts, self._frozen, self.folder)
-        optimizer = {
-            n.removeprefix(OPTIMIZER): v for n, v in saved.vectors.items() if n.startswith(OPTIMIZER)
-        }
-        state = {name: v for name, v in saved.vectors.items() if not name.startswith(OPTIMIZER)}
+        optimizer, noise = (checkpoints.with_prefix(saved.vectors, p) for p in (OPTIMIZER, MECHANISM))
+        state = {n: v for n, v in saved.vectors.items() if not n.startswith((OPTIMIZER, MECHANISM))}
         self.optimizer.theta.copy_(state["theta"])
         self.optimizer.load(optimizer, saved.facts["optimizer"])
         self.state = {**state, "theta": self.optimizer.theta}
@@ -466,7 +469,7 @@ class Federation:
                 f"{self.folder} was saved by an earlier version of this program, whose noise and ledger were "
                 "others; start a new run"
             )
-        self._mechanism_state = saved.facts["mechanism"]
+        self._mechanism_state = {**saved.facts["mechanism"], **noise}
         self._spent = saved.facts[SPENT]
 
 

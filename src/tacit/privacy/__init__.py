@@ -5,7 +5,7 @@ from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.checks import refuse_batch_norm, refuse_weights
 from tacit.privacy.clipping import Bound, Clip
-from tacit.privacy.events import Event, FixedSizeGaussian, PoissonGaussian
+from tacit.privacy.events import Event, FixedSizeGaussian, MatrixRow, PoissonGaussian
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Carried, Charge, Header, Ledger, Part, replay
 from tacit.privacy.mechanisms import (
@@ -13,6 +13,8 @@ from tacit.privacy.mechanisms import (
     AdaptiveClip,
     Aggregation,
     Arrivals,
+    BandedNoise,
+    BltNoise,
     ClientLevel,
     ExampleLevel,
     Mechanism,
@@ -28,7 +30,9 @@ __all__ = [
     "AdaptiveClip",
     "Aggregation",
     "Arrivals",
+    "BandedNoise",
     "Bits",
+    "BltNoise",
     "Bound",
     "Bounding",
     "Carried",
@@ -44,6 +48,7 @@ __all__ = [
     "Header",
     "Ids",
     "Ledger",
+    "MatrixRow",
     "Mechanism",
     "Observer",
     "Part",

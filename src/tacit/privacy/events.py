@@ -146,6 +146,51 @@ class FixedSizeGaussian(Event):
         return FixedSizeGaussian(larger.size, larger.population, min(self.noise, other.noise))
 
 
+@event
+@dataclass(frozen=True)
+class MatrixRow(Event):
+    """A round of a matrix mechanism: with it, the squared sensitivity of all rounds together grew by
+    `square`.
+
+    Each round's sum gets noise that is correlated with that of others: C⁻¹z, z independent N(0, (noise·C)²).
+    Privacy is that of Cx + z, one Gaussian query; squares of its rounds add up, as those of several queries
+    do (`tacit.privacy.matrices`).
+    """
+
+    noise: float
+    square: float
+
+    kind: ClassVar[str] = "matrix-row"
+    relation: ClassVar[Relation] = "add-remove"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.noise < math.inf and 0 < self.square < math.inf):
+            raise ValueError(f"noise {self.noise} and a squared sensitivity of {self.square} are no event's")
+
+    @property
+    def as_gaussian(self) -> PoissonGaussian:
+        """The Gaussian query that costs the same."""
+        return PoissonGaussian(1.0, self.noise / math.sqrt(self.square))
+
+    def dp_event(self) -> Any:
+        return self.as_gaussian.dp_event()
+
+    def dominates(self, other: Event) -> bool:
+        return isinstance(other, MatrixRow) and self.noise <= other.noise and self.square >= other.square
+
+    def joined(self, other: Event) -> Event:
+        if not isinstance(other, MatrixRow):
+            return super().joined(other)
+        return MatrixRow(min(self.noise, other.noise), max(self.square, other.square))
+
+
+def unsampled(event: Event) -> PoissonGaussian | None:
+    """The event as a Gaussian query on everyone, if it is one."""
+    if isinstance(event, MatrixRow):
+        return event.as_gaussian
+    return event if isinstance(event, PoissonGaussian) and event.rate == 1 else None
+
+
 SampledGaussian = PoissonGaussian | FixedSizeGaussian
 
 Spend = Mapping[Event, int]

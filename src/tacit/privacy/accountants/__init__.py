@@ -13,6 +13,7 @@ cost.
 |---|---|---|---|---|
 | `PoissonGaussian` | add or remove one | C | yes | yes |
 | `FixedSizeGaussian` | replace one | 2C | no | yes |
+| `MatrixRow` | add or remove one | C·√square | yes | yes |
 
 dp_accounting is imported where it is used: it takes a second, which commands and workers that never ask for ε
 should not wait for.
@@ -27,7 +28,7 @@ from functools import lru_cache
 from tacit.errors import UserError
 from tacit.privacy.accountants import pld, rdp
 from tacit.privacy.accountants.rdp import Items
-from tacit.privacy.events import Event, Spend
+from tacit.privacy.events import Event, PoissonGaussian, Spend, unsampled
 
 
 @dataclass(frozen=True)
@@ -97,4 +98,20 @@ def _items(spend: Spend, delta: float) -> Items:
         )
     for event in spend:
         _refuse_unknown(event)
-    return tuple(sorted(((e, n) for e, n in spend.items() if n > 0), key=lambda item: (item[0].key, item[1])))
+    items = _merged({event: count for event, count in spend.items() if count > 0})
+    return tuple(sorted(items.items(), key=lambda item: (item[0].key, item[1])))
+
+
+def _merged(spend: Spend) -> Spend:
+    """The same with all Gaussian queries that involve no sampling as one: exactly what they cost together.
+
+    The rounds of a matrix mechanism differ, and thousands of events would take long to compose.
+    """
+    found = {event: gaussian for event in spend if (gaussian := unsampled(event)) is not None}
+    if len(found) < 2:
+        return {found.get(event, event): count for event, count in spend.items()}
+    rest = {event: count for event, count in spend.items() if event not in found}
+    if any(gaussian.noise == 0 for gaussian in found.values()):
+        return rest | {PoissonGaussian(1.0, 0.0): 1}
+    precision = math.fsum(spend[event] / gaussian.noise**2 for event, gaussian in found.items())
+    return rest | {PoissonGaussian(1.0, (1 - 1e-12) / math.sqrt(precision)): 1}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tacit.privacy.accountants.rdp import Items
-from tacit.privacy.events import Event, PoissonGaussian
+from tacit.privacy.events import Event, PoissonGaussian, unsampled
 
 SMALLEST_DELTA = 1e-11
 """Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there."""
@@ -30,7 +30,7 @@ FINE, ROUGH = 30_000, 2_000
 
 def supports(event: Event) -> bool:
     """Whether there is a bound for such an event: for Poisson-sampled and plain Gaussians."""
-    return isinstance(event, PoissonGaussian)
+    return isinstance(event, PoissonGaussian) or unsampled(event) is not None
 
 
 @lru_cache(maxsize=4096)

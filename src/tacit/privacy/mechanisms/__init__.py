@@ -8,7 +8,9 @@ from typing import Any
 
 from tacit.privacy.clipping import Clip
 from tacit.privacy.mechanisms.adaptive import AdaptiveClip
+from tacit.privacy.mechanisms.banded import BandedNoise
 from tacit.privacy.mechanisms.base import Aggregation, Arrivals, Mechanism, Observer, Workload
+from tacit.privacy.mechanisms.blt import BltNoise
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.mechanisms.example import ExampleLevel
 from tacit.privacy.mechanisms.plain import Unprotected
@@ -20,6 +22,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         ClientLevel,
         AdaptiveClip,
         ExampleLevel,
+        BltNoise,
+        BandedNoise,
     )
 }
 
@@ -47,6 +51,8 @@ __all__ = [
     "AdaptiveClip",
     "Aggregation",
     "Arrivals",
+    "BandedNoise",
+    "BltNoise",
     "ClientLevel",
     "ExampleLevel",
     "Mechanism",

@@ -74,7 +74,7 @@ class AdaptiveClip(ClientLevel):
         return {BOUND: self.clip.bound}
 
     def clipping_norm(self, state: State) -> float:
-        return state[BOUND]
+        return float(state[BOUND])
 
     def release(
         self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload

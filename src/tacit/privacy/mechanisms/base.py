@@ -30,8 +30,8 @@ from tacit.vector import Layout, Vectors
 
 Unit = Literal["client", "example"]
 Entropy = Literal["os", "seed"]
-State = dict[str, float]
-"""What a mechanism remembers between rounds: plain numbers, saved with every checkpoint."""
+State = dict[str, Any]
+"""What a mechanism remembers between rounds: plain numbers and vectors, saved with every checkpoint."""
 
 COHORT, RELEASE, QUANTILE = 1, 2, 3
 """Purposes of named bits in a simulation."""
@@ -105,8 +105,8 @@ class Aggregation(Protocol):
     def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
         """The clients of a round, sorted. `attempt`: how often this round was charged before."""
 
-    def charge(self, round: int, cohort: Ids, workload: Workload) -> Charge | None:
-        """What the round costs; None if nothing is claimed."""
+    def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge | None:
+        """What the round costs; None if nothing is claimed. `attempt`: how often it was charged before."""
 
     def init(self) -> State:
         """The state before the first round."""
@@ -192,7 +192,7 @@ class Mechanism(Aggregation):
 
     # --- what the accountant is told --------------------------------------------------------------------
 
-    def charge(self, round: int, cohort: Ids, workload: Workload) -> Charge:
+    def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
         """What a round with this cohort costs."""
         raise NotImplementedError
 

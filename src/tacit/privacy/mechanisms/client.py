@@ -88,7 +88,7 @@ class ClientLevel(Mechanism):
     def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
         return self.sampling.draw(self.bits(workload.seed, round, attempt, COHORT), workload.population)
 
-    def charge(self, round: int, cohort: Ids, workload: Workload) -> Charge:
+    def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
         return Charge(round, (self.costliest(workload),))
 
     def costliest(self, workload: Workload) -> Part:

@@ -117,7 +117,7 @@ class ExampleLevel(Mechanism):
     def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
         return repeatable_cohort(self.sampling, workload.population, workload.seed, round)
 
-    def charge(self, round: int, cohort: Ids, workload: Workload) -> Charge:
+    def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
         """Each client of the cohort pays for its own steps at its own rate; equal ones share a part."""
         payers: dict[tuple[PoissonGaussian, int], list[int]] = {}
         for client in cohort:

@@ -25,7 +25,7 @@ class Unprotected:
     def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
         return repeatable_cohort(self.sampling, workload.population, workload.seed, round)
 
-    def charge(self, round: int, cohort: Ids, workload: Workload) -> None:
+    def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> None:
         return None
 
     def init(self) -> State:

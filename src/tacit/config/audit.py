@@ -1,0 +1,124 @@
+"""An audit of a config: the mechanism by itself, and one run with canaries, beside what is claimed.
+
+import tacit
+
+report = tacit.audit(tacit.load("recipes/quickstart.yaml"), canaries=200)
+print(report.text())
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tacit.config.build import build_job, build_sampling, build_settings
+from tacit.config.schema import Config
+from tacit.data import Dataset
+from tacit.data.identity import identify
+from tacit.errors import UserError
+from tacit.federation import Federation, Tracker
+from tacit.federation.canaries import RecordCanaries, WatchedClients, WatchedExamples
+from tacit.privacy import ClientLevel, ExampleLevel
+from tacit.privacy.audit import Audit, Bools, Floats, from_canaries, gaussian_estimate
+from tacit.privacy.games import audit_mechanism
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Both audits of a config, and what the run's guesser saw."""
+
+    mechanism: Audit
+    run: Audit | None
+    inside: Bools | None = None
+    scores: Floats | None = None
+
+    @property
+    def refuted(self) -> bool:
+        """Whether either claim was shown to be false."""
+        return self.mechanism.refuted or (self.run is not None and self.run.refuted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        run = None if self.run is None else self.run.to_dict()
+        return {"mechanism": self.mechanism.to_dict(), "run": run, "refuted": self.refuted}
+
+    def text(self) -> str:
+        """The same for a person."""
+        lines = [f"The mechanism, {self.mechanism.text()}"]
+        if self.run is not None:
+            lines.append(f"The run, {self.run.text()}")
+        return "\n".join(lines)
+
+
+def audit(
+    config: Config,
+    canaries: int = 200,
+    trials: int = 20_000,
+    confidence: float = 0.95,
+    *,
+    run: bool = True,
+    dataset: Dataset | None = None,
+    trackers: Sequence[Tracker] = (),
+) -> AuditReport:
+    """Audit what a config claims: `trials` of the mechanism alone, and one run with `canaries`.
+
+    The run is played in one process with fresh entropy and thrown away: some of its clients (or records) are
+    canaries, so its model is good for nothing else. A simulation is audited as what it simulates.
+    """
+    if config.privacy is None:
+        raise UserError("privacy: the config claims nothing, so there is nothing to audit")
+    config = config.model_copy(
+        update={
+            "privacy": config.privacy.model_copy(update={"entropy": "os"}),
+            "engine": config.engine.model_copy(update={"workers": 0}),
+            "evaluate": config.evaluate.model_copy(
+                update={"every": config.rounds, "clients": 0, "tune": None, "layers": False}
+            ),
+            "checkpoint": config.checkpoint.model_copy(update={"every": config.rounds}),
+            "trackers": (),
+        }
+    )
+    with tempfile.TemporaryDirectory(prefix="tacit-audit-") as place:
+        folder = Path(place) / "run"
+        job = build_job(config, folder, dataset=dataset)
+        mechanism = job.privacy
+        assert mechanism is not None
+        clients, rate = job.workload.population, 0.5
+        if isinstance(mechanism, ExampleLevel):
+            rate = min(1.0, job.workload.batch / max(1, int(job.workload.sizes.min())))
+        alone = audit_mechanism(mechanism, trials, confidence, clients, rate)
+        if not run:
+            return AuditReport(alone, None)
+        start = time.perf_counter()
+        folder.mkdir(parents=True)
+        watched: WatchedClients | RecordCanaries
+        if isinstance(mechanism, ExampleLevel):
+            watched = RecordCanaries(mechanism, job.workload, job.layout, config.rounds, canaries)
+            job = replace(job, privacy=WatchedExamples.of(mechanism, watched))
+        else:
+            assert isinstance(mechanism, ClientLevel)
+            watched = WatchedClients(mechanism, job.workload, min(canaries, clients // 2, job.layout.shared))
+        sampling, data = build_sampling(config, clients), identify(config.data.name, job.population)
+        federation = Federation(job, build_settings(config), sampling, folder, trackers, data.fingerprint)
+        if isinstance(watched, WatchedClients):
+            federation.mechanism = watched
+        result = federation.run()
+        scores = watched.scores(job.workload) if isinstance(watched, WatchedClients) else watched.scores
+    lower, guesses = from_canaries(watched.inside, scores, mechanism.delta, confidence)
+    units = "clients" if mechanism.unit == "client" else "records"
+    found = Audit(
+        what=f"{len(result.metrics)} rounds, {units} as canaries",
+        claimed=result.last("epsilon"),
+        lower=lower,
+        delta=mechanism.delta,
+        confidence=confidence,
+        trials=len(scores),
+        attack=f"{guesses} guesses from all that was released",
+        seconds=time.perf_counter() - start,
+        estimate=gaussian_estimate(watched.inside, scores, mechanism.delta),
+    )
+    return AuditReport(alone, found, watched.inside, scores)

@@ -1,0 +1,74 @@
+"""Which noise suits a fleet: the same clients, rounds and budget under each mechanism.
+
+What a model feels of the noise is its sum over rounds: `error` is the root mean square, over rounds, of the
+noise in that sum, divided by the cohort: the deviation of a coordinate, for a clipping norm of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tacit.errors import UserError
+from tacit.privacy.clipping import Clip
+from tacit.privacy.matrices import spread
+from tacit.privacy.mechanisms.banded import BandedNoise
+from tacit.privacy.mechanisms.base import Workload
+from tacit.privacy.mechanisms.blt import BltNoise
+from tacit.privacy.mechanisms.correlated import Correlated
+from tacit.privacy.sampling import FixedSize, Poisson, Sampling
+
+
+@dataclass(frozen=True)
+class Suited:
+    """One mechanism, with the least noise that keeps the budget."""
+
+    kind: str
+    secret_sampling: bool
+    """Whether the guarantee counts on nobody knowing who took part."""
+    noise: float
+    """Multiplier of z."""
+    buffers: int
+    """Vectors as long as the model that the server remembers."""
+    error: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare_mechanisms(
+    population: int, cohort: int, rounds: int, epsilon: float, delta: float, kinds: Collection[str]
+) -> list[Suited]:
+    """Independent noise and these `kinds`, for the same fleet and budget: clients in turn first, then
+    Poisson cohorts.
+    """
+    if not 1 <= cohort <= population:
+        raise UserError(f"--cohort {cohort:,} of --population {population:,} cannot be drawn")
+
+    def turns(kind: type[Correlated], **options: Any) -> Suited:
+        return fitted(kind, FixedSize(cohort), **options)
+
+    def fitted(kind: type[Correlated], sampling: Sampling, **options: Any) -> Suited:
+        made = kind(1.0, delta, Clip(1.0), sampling, epsilon, rounds=rounds, **options)
+        made = made.calibrated(Workload(population), rounds)
+        matrix = made.matrix(population)
+        return Suited(
+            kind=made.kind if matrix.buffers else "independent",  # one band is a matrix that does nothing
+            secret_sampling=isinstance(sampling, Poisson),
+            noise=made.noise,
+            buffers=matrix.buffers,
+            error=made.noise * spread(matrix, rounds) / made.expected(population),
+        )
+
+    in_turn = [kind for kind in (BltNoise, BandedNoise) if kind.kind in kinds]
+    found = [turns(BandedNoise, bands=1), *(turns(kind) for kind in in_turn)]
+    coins = Poisson(cohort / population)
+    independent = fitted(BandedNoise, coins, bands=1)
+    best, bands = independent, 2
+    while BandedNoise.kind in kinds and bands <= min(population // cohort, rounds):
+        wider = fitted(BandedNoise, coins, bands=bands)
+        if wider.error >= best.error:
+            break
+        best, bands = wider, 2 * bands
+    return found + ([independent] if best is independent else [independent, best])

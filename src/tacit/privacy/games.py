@@ -1,0 +1,307 @@
+"""The mechanism itself on trial: worst-case canaries through the code that a run uses, many at a time.
+
+A canary is a client (or a record) that is there by a fair coin. Each has a coordinate of its own in every
+layer of every upload, and sends as much there as floats allow, so that only the clip bounds it. Canaries do
+not share coordinates, so one release is as many independent trials as there are canaries. Everything goes
+through the mechanism's own `sample`, `bounding(…).add_` and `release`; at example level through `batches`,
+`ClippedGradient` and `privatize_`.
+
+>>> from tacit.privacy import ClientLevel, Clip, Poisson
+>>> found = audit_mechanism(ClientLevel(2.0, 1e-3, Clip(0.5), Poisson(1.0)), trials=4000)
+>>> found.refuted, 0.2 < found.lower < found.claimed < 1.4
+(False, True)
+
+What the guesser looks at (the best is chosen by one half of the trials and judged by the other):
+
+- *what came out* where the canary is, in each layer of each upload, and all of them together;
+- the same minus *another release* without any client: the next round's, a second attempt's, and a repetition
+  of this very call with the clock stopped and all of Python's, NumPy's and torch's generators set back. It
+  hides nothing if noise is used twice, or comes from a name, a seed or the time;
+- the same for those whom *a second draw of the cohort*, under the same circumstances, expects to be there:
+  this is the whole mechanism without amplification, if sampling is not secret;
+- *how strong the noise is* where nobody sends anything: it must not tell how many took part.
+
+What it cannot see: a leak beside the release (metrics, files, time), or outside these functions.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import UserError
+from tacit.gradients import ClippedGradient
+from tacit.privacy.accountants import epsilon
+from tacit.privacy.audit import Audit, Bools, Floats, from_scores
+from tacit.privacy.bits import Ids
+from tacit.privacy.ledger import replay
+from tacit.privacy.mechanisms.base import Arrivals, Mechanism, State, Workload
+from tacit.privacy.mechanisms.example import ExampleLevel
+from tacit.privacy.sampling import FixedSize
+from tacit.vector import Flat, Layout, Vectors
+
+CANARIES = 256
+"""In one release, where the mechanism does not ask for more clients."""
+QUIET = 128
+"""Coordinates of each upload where nobody sends anything."""
+HUGE = 1e6
+"""How much a canary sends, in clipping norms."""
+STATE = "state"
+"""A second upload beside the update, such as a control variate."""
+
+Scores = dict[str, Floats]
+
+
+def audit_mechanism(
+    mechanism: Mechanism,
+    trials: int = 20_000,
+    confidence: float = 0.95,
+    population: int | None = None,
+    rate: float = 0.5,
+) -> Audit:
+    """A lower bound on ε of one round (at example level: of one step) of a mechanism, beside what is charged.
+
+    `population`: clients. `rate`: the share of a client's records in a batch (example level).
+
+    A simulation is audited as what it simulates: with the operating system's entropy.
+    """
+    if not mechanism.noise:
+        raise UserError("privacy.noise is 0: nothing is claimed, so there is nothing to audit")
+    if mechanism.simulated:
+        mechanism = replace(mechanism, entropy="os")
+    start = time.perf_counter()
+    game: _ClientGame | _RecordGame
+    game = (
+        _RecordGame(mechanism, rate)
+        if isinstance(mechanism, ExampleLevel)
+        else _ClientGame(mechanism, population)
+    )
+    played: list[tuple[Bools, Scores]] = []
+    while sum(len(coins) for coins, _ in played) < trials:
+        played.append(game.play(len(played)))
+    inside = np.concatenate([coins for coins, _ in played])
+    tests = [(inside, {name: np.concatenate([s[name] for _, s in played]) for name in played[0][1]})]
+    if isinstance(game, _ClientGame):
+        tests.append(game.energies(min(max(64, trials // 4), 2000)))
+    # Two tests of the same claim: each gets its share of the risk of being wrong.
+    level = 1 - (1 - confidence) / len(tests)
+    found = [from_scores(coins, scores, mechanism.delta, level) for coins, scores in tests]
+    lower, attack = max(found)
+    what = "one step, example level" if mechanism.unit == "example" else "one round, client level"
+    made, seconds = sum(len(coins) for coins, _ in tests), time.perf_counter() - start
+    return Audit(what, game.claimed, lower, mechanism.delta, confidence, made, attack, seconds)
+
+
+class _ClientGame:
+    """Whole clients as canaries."""
+
+    def __init__(self, mechanism: Mechanism, population: int | None) -> None:
+        # A fixed cohort out of very many clients: the same share of fewer. Poisson cohorts do not mind.
+        wanted = min(population or CANARIES, 4096)
+        sampling = mechanism.sampling
+        if isinstance(sampling, FixedSize):
+            population = max(population or sampling.size, sampling.size)
+            wanted = min(population, 4096)
+            size = max(1, round(sampling.size * wanted / population))
+            mechanism = replace(mechanism, sampling=FixedSize(size))
+        self.mechanism, self.workload = mechanism, Workload(max(wanted, 8), seed=1)
+        self.replaces = mechanism.relation == "replace-one"
+        self.model = nn.Sequential(
+            *(nn.Linear(self.workload.population + QUIET, 1, bias=False) for _ in range(2))
+        )
+        self.layout = Layout.of(self.model)
+        self.width = self.workload.population + QUIET
+        self.sizes = {"delta": self.layout.shared, STATE: self.width}
+        self.pieces = [("delta", 0), ("delta", self.width), (STATE, 0)]
+        cohort = mechanism.sample(0, 0, self.workload)
+        charges = [mechanism.charge(0, cohort, self.workload)]
+        self.claimed = replay(charges).worst(mechanism.delta).epsilon.value
+
+    def play(self, number: int) -> tuple[Bools, Scores]:
+        """One release with a canary in every client; coins, and each attack's score for each canary."""
+        n = self.workload.population
+        coins = np.random.default_rng().random(n) < 0.5
+        with _same_circumstances():
+            cohort = self.mechanism.sample(0, number, self.workload)
+        with _same_circumstances():
+            expected = self.mechanism.sample(0, number, self.workload)
+        with _same_circumstances():
+            seen = self._released(cohort, coins, 0, number)
+        nobody = np.empty(0, np.int64)
+        with _same_circumstances():
+            again = self._released(nobody, coins, 0, number)
+        others = {
+            "": None,
+            " minus the next release": self._released(nobody, coins, 1, number),
+            " minus a second attempt": self._released(nobody, coins, 0, number + 10**6),
+            " minus a repetition": again,
+        }
+        guessed = np.isin(np.arange(n), expected)
+        scores: Scores = {}
+        for name, other in others.items():
+            values = seen if other is None else [a - b for a, b in zip(seen, other, strict=True)]
+            where = [f"layer {i + 1}" for i in range(2)] + ["the second upload"]
+            scores |= {f"{place}{name}": v for place, v in zip(where, values, strict=True)}
+            scores[f"everything{name}"] = np.sum(values, axis=0)
+            if not name and len(expected) < n:
+                scores["everything, where a second draw agrees"] = np.where(
+                    guessed, np.sum(values, axis=0), np.nan
+                )
+        return coins, scores
+
+    def _released(self, cohort: Ids, coins: Bools, round: int, attempt: int) -> list[Floats]:
+        """What is released at each canary's place, for each piece of the uploads."""
+        mechanism, workload = self.mechanism, self.workload
+        state = _state_of(mechanism, self.sizes, round, workload)
+        bounding = mechanism.bounding(state, self.sizes, self.layout, len(cohort))
+        assert bounding is not None
+        total: Vectors = {name: torch.zeros(size, dtype=torch.int64) for name, size in self.sizes.items()}
+        arrived = 0
+        for client in cohort:
+            if not coins[client] and not self.replaces:
+                continue
+            sign = 1.0 if coins[client] else -1.0
+            bits = mechanism.bits(workload.seed, round, attempt, int(client), 1) if bounding.share else None
+            bounding.add_(self._upload(int(client), sign), total, bits)
+            arrived += 1
+        drawn = len(cohort) if self.replaces else arrived
+        mean, _ = mechanism.release(total, Arrivals(drawn, arrived), state, round, attempt, workload)
+        assert mean is not None
+        n = workload.population
+        return [mean[name][start : start + n].double().numpy() for name, start in self.pieces]
+
+    def _upload(self, client: int, sign: float) -> Vectors:
+        upload = {name: torch.zeros(size) for name, size in self.sizes.items()}
+        for name, start in self.pieces:
+            upload[name][start + client] = sign * HUGE * min(self.mechanism.clip.bound, 1e20)
+        return upload
+
+    def energies(self, trials: int) -> tuple[Bools, Scores]:
+        """How strong the noise is, in trials with one other client, and a canary that sends zeros or is not
+        there (its upload not finite, where one takes another's place).
+        """
+        mechanism, workload = self.mechanism, self.workload
+        coins = np.random.default_rng().random(trials) < 0.5
+        sizes = {"delta": QUIET}
+        layout = Layout.of(nn.Linear(QUIET, 1, bias=False))
+        found = np.zeros(trials)
+        for trial, coin in enumerate(coins):
+            here = mechanism.sample(0, trial, workload)
+            there = [int(client) for client in here if client < 1 or (client < 2 and (coin or self.replaces))]
+            state = _state_of(mechanism, sizes, 0, workload)
+            bounding = mechanism.bounding(state, sizes, layout, len(there))
+            assert bounding is not None
+            total: Vectors = {"delta": torch.zeros(QUIET, dtype=torch.int64)}
+            arrived = 0
+            for client in there:
+                value = math.inf if client == 1 and not coin else 0.0
+                bits = mechanism.bits(workload.seed, 0, trial, client, 1) if bounding.share else None
+                arrived += math.isfinite(bounding.add_({"delta": torch.full((QUIET,), value)}, total, bits))
+            mean, _ = mechanism.release(total, Arrivals(len(there), arrived), state, 0, trial, workload)
+            assert mean is not None
+            found[trial] = math.log(float(mean["delta"].double().abs().mean()) + 1e-300)
+        return coins, {"how strong the noise is": found}
+
+
+class _RecordGame:
+    """Single records of one client as canaries."""
+
+    def __init__(self, mechanism: ExampleLevel, rate: float) -> None:
+        self.mechanism = mechanism
+        self.workload = Workload(1, sizes=np.array([CANARIES]), batch=max(1, round(CANARIES * rate)))
+        self.flat = Flat(_Lookup(CANARIES))
+        self.clipped = ClippedGradient(self.flat)
+        charge = mechanism.charge(0, np.array([0]), self.workload)
+        self.claimed = epsilon({charge.parts[0].event: 1}, mechanism.delta).value
+
+    def play(self, number: int) -> tuple[Bools, Scores]:
+        """One step on canaries; coins, and each attack's score for each of them."""
+        mechanism, name = self.mechanism, (1, 0, number, 0)
+        coins = np.random.default_rng().random(CANARIES) < 0.5
+        with _same_circumstances():
+            batch = next(iter(mechanism.batches(CANARIES, self.workload, mechanism.bits(*name, 0))))
+        with _same_circumstances():
+            expected = next(iter(mechanism.batches(CANARIES, self.workload, mechanism.bits(*name, 0))))
+        with _same_circumstances():
+            seen = self._gradient(batch[coins[batch]], *name)
+        nobody = np.empty(0, np.int64)
+        with _same_circumstances():
+            again = self._gradient(nobody, *name)
+        other = self._gradient(nobody, 1, 1, number, 0)
+        guessed = np.isin(np.arange(CANARIES), expected)
+        scores: Scores = {}
+        for label, hidden in (("", 0.0), (" minus the next step", other), (" minus a repetition", again)):
+            values = seen - hidden
+            scores |= {f"layer {i + 1}{label}": values[i] for i in range(2)}
+            scores[f"everything{label}"] = values.sum(axis=0)
+        scores["everything, where a second draw agrees"] = np.where(guessed, seen.sum(axis=0), np.nan)
+        return coins, scores
+
+    def _gradient(self, rows: Ids, *name: int) -> Floats:
+        """The private gradient of these records, at each canary's place in each layer."""
+        mechanism, flat, clip = self.mechanism, self.flat, self.mechanism.clip
+        noise = mechanism.bits(*name, 1)
+        bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
+        if len(rows):
+            self.clipped({"x": torch.from_numpy(rows)}, _huge_losses(clip.bound), bound)
+        else:
+            flat.grad.zero_()
+        expected = mechanism.expected_batch(CANARIES, self.workload)
+        mechanism.privatize_(flat.grad, noise, expected)
+        return (flat.grad.double().numpy() * expected).reshape(2, CANARIES).copy()
+
+
+class _Lookup(nn.Module):
+    """Two linear layers of one-hot inputs: a record's gradient is its own coordinate in each."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.first, self.second = nn.Linear(width, 1, bias=False), nn.Linear(width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hot = nn.functional.one_hot(x, self.width).to(self.first.weight.dtype)
+        together: Tensor = self.first(hot) + self.second(hot)
+        return together.squeeze(1)
+
+
+def _huge_losses(bound: float) -> Callable[[nn.Module, dict[str, Tensor]], Tensor]:
+    scale = HUGE * min(bound, 1e20)
+    return lambda model, batch: model(batch["x"]) * scale
+
+
+def _state_of(mechanism: Mechanism, sizes: dict[str, int], round: int, workload: Workload) -> State:
+    """The mechanism's state before a round in which, and before which, nobody sent anything."""
+    state = mechanism.init()
+    for earlier in range(round):
+        empty: Vectors = {name: torch.zeros(size, dtype=torch.int64) for name, size in sizes.items()}
+        _, state = mechanism.release(empty, Arrivals(0, 0), state, earlier, 0, workload)
+    return state
+
+
+@contextmanager
+def _same_circumstances() -> Iterator[None]:
+    """What somebody else can know or set: the clock, and every generator but the operating system's."""
+    saved = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    with ExitStack() as stack:
+        for name, value in (("time", 1.8e9), ("monotonic", 1e5), ("perf_counter", 1e5)):
+            stack.enter_context(mock.patch(f"time.{name}", lambda value=value: value))
+            stack.enter_context(mock.patch(f"time.{name}_ns", lambda value=value: int(value * 1e9)))
+        try:
+            yield
+        finally:
+            random.setstate(saved[0])
+            np.random.set_state(saved[1])  # noqa: NPY002
+            torch.set_rng_state(saved[2])

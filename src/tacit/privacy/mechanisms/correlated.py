@@ -1,0 +1,228 @@
+"""Client level with correlated noise: what the matrix mechanisms (`blt`, `banded`) share.
+
+Unit: one client with all its uploads, there or not there (all of them zero; how many clients there are is
+public). Clients are divided into b groups, by a public draw, and round t takes the clients of group t mod b:
+a client's participations are b rounds apart, which a fleet can keep without anybody tossing secret coins.
+Nothing is claimed for sampling. The matrix, its sensitivity and its error: `tacit.privacy.matrices`.
+
+Exact on whole numbers
+----------------------
+x_t is the round's exact sum on the grid, whole numbers; one client moves it by at most 2ᵇ units. The noise
+is made on a grid 2ᶠ times finer: z_t is a rounded Gaussian in fine units. With what earlier rounds' sums
+got, n_s, the round's noise is
+
+    n_t = ⌊(z_t − a_t)/2ᶠ + ½⌋,     a_t ≈ 2ᶠ Σ_{k≥1} c_k n_{t−k},     released: w_t = x_t + n_t.
+
+Everything is whole numbers. To whoever has seen w_0, …, w_{t−1}, each candidate x fixes n_s = w_s − x_s, so
+
+    w_t = ⌊(2ᶠx_t − a_t + round(g))/2ᶠ + ½⌋ = a function of μ_t + g,     μ_t = 2ᶠx_t − a_t(w − x),
+
+g the real Gaussian: μ_t is whole, so μ_t + round(g) = round(μ_t + g). The program's release is therefore
+post-processing of Gaussian queries μ_t + g_t that depend on the answers before. Where a_t is exact
+(`banded`), μ_t(x) − μ_t(x′) = 2ᶠ(C(x − x′))_t, whatever was released: the accountant's query. Where a_t is
+rounded (`blt`) by at most r = `Matrix.drift`, it is off by at most 2r in each of d coordinates, and by
+Minkowski's inequality the lengths over T rounds by at most 2r√(dT) in all; the noise is larger by that.
+
+That answers may depend on earlier ones costs nothing (Denisov et al. 2022, theorem 2.1): if Σ‖Δ_t‖² ≤ S² for
+every history, Δ_t = μ_t(x) − μ_t(x′), then the privacy loss Σ⟨g_t, Δ_t⟩/σ² + ‖Δ_t‖²/2σ² has a Gaussian's
+law, since Σ⟨g_t, u_t⟩ with u_t known before g_t and Σ‖u_t‖² padded to the constant S² is N(0, S²σ²): its
+characteristic function is a product of conditional ones.
+
+A round that is played again after a crash gets fresh z and the saved n of the rounds before it. What the
+torn round let out is one more row of a query, as long as the longest row there is, and is charged so.
+
+The noise of earlier rounds is secret for ever: it is in the run's checkpoints, which must not be shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit import randomness
+from tacit.errors import UserError
+from tacit.privacy.bits import Bits, Ids
+from tacit.privacy.events import MatrixRow, Relation, Spend
+from tacit.privacy.gaussian import STRETCH, add_rounded_gaussian_
+from tacit.privacy.grid import Grid
+from tacit.privacy.ledger import Charge, Part
+from tacit.privacy.matrices import PRECISION, Floats, Matrix, largest_row, row_squares
+from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, State, Workload
+from tacit.privacy.mechanisms.client import ClientLevel
+from tacit.privacy.sampling import FixedSize
+from tacit.privacy.totals import Profile
+from tacit.vector import Vectors
+
+MATRIX = "matrix"
+"""The state: the numbers of the matrix, and for each upload what it remembers of the noise."""
+_HALF = 1 << (PRECISION - 1)
+
+
+@dataclass(frozen=True)
+class Correlated(ClientLevel):
+    """A matrix mechanism over `rounds` rounds. Subclasses choose the matrix."""
+
+    rounds: int = 1
+    """For how many rounds the matrix is made."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_at != "server":
+            raise UserError(
+                "privacy.noise_at: correlated noise is remembered from round to round, which only the "
+                "server can; leave it out"
+            )
+        if self.rounds < 1:
+            raise UserError(f"correlated noise over {self.rounds} rounds: choose at least 1")
+
+    @property
+    def relation(self) -> Relation:
+        return "add-remove"
+
+    def matrix(self, population: int) -> Matrix:
+        """C for a fleet of so many clients."""
+        raise NotImplementedError
+
+    # --- who takes part ---------------------------------------------------------------------------------
+
+    def separation(self, population: int) -> int:
+        """b: rounds from one participation of a client to its next."""
+        assert isinstance(self.sampling, FixedSize)
+        self.sampling.expected(population)
+        return population // self.sampling.size
+
+    def group(self, round: int, workload: Workload) -> Ids:
+        """The clients that may take part in a round; public."""
+        groups = self.separation(workload.population)
+        return np.sort(_order(workload.seed, workload.population)[round % groups :: groups])
+
+    def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
+        return self.group(round, workload)
+
+    def expected(self, population: int) -> float:
+        """Clients of a group, on average: the constant divisor."""
+        return population / self.separation(population)
+
+    # --- what it costs ----------------------------------------------------------------------------------
+
+    def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
+        """What this round adds to the squared sensitivity of all before it; of a round that is played
+        again, all that a row can be.
+        """
+        if round >= self.rounds:
+            raise UserError(f"the matrix of the correlated noise was made for {self.rounds} rounds, not more")
+        if attempt:
+            return Charge(round, (self.costliest(workload),))
+        return Charge(round, (Part(MatrixRow(self.noise, float(self._squares(workload)[round]))),))
+
+    def costliest(self, workload: Workload) -> Part:
+        n = workload.population
+        return Part(MatrixRow(self.noise, largest_row(self.matrix(n), self.rounds, self.separation(n))))
+
+    def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
+        return [{MatrixRow(noise, math.fsum(self._squares(workload)[:rounds])): 1}]
+
+    def _squares(self, workload: Workload) -> Floats:
+        n = workload.population
+        return row_squares(self.matrix(n), self.rounds, self.separation(n))
+
+    # --- noise ------------------------------------------------------------------------------------------
+
+    def grid(self, state: State, dimension: int) -> Grid:
+        """Coarse enough that noise 2ᶠ times finer can be sampled."""
+        return Grid.fit(self.clipping_norm(state), dimension, self.sum_noise * 2**PRECISION)
+
+    def fine_std(self, grid: Grid, dimension: int, workload: Workload) -> float:
+        """Standard deviation of z in fine units: `noise` × what one client can move, rounding included.
+
+        Rows of length row_s·2ᵇ⁺ᶠ + e, e = 2r√d, have a joint length ≤ 2ᵇ⁺ᶠ·V_T + e√T, V_T² = Σ_{s<T} v_s²: no
+        more than V_T times the length that is returned here, for every T up to the last round.
+        """
+        sensitivity = float(grid.radius << PRECISION)
+        drift = self.matrix(workload.population).drift
+        if drift:
+            together = np.sqrt(np.cumsum(self._squares(workload)))
+            stretch = float(np.max(np.sqrt(np.arange(1, self.rounds + 1)) / together))
+            sensitivity += 2 * drift * (math.isqrt(dimension) + 1) * stretch
+        return self.noise * sensitivity
+
+    def release(
+        self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
+    ) -> tuple[Vectors, State]:
+        """Add this round's correlated noise to the sum, divide it by the constant expected cohort."""
+        if not self.sums_integers:
+            return super().release(total, arrivals, state, round, attempt, workload)
+        dimension = sum(vector.numel() for vector in total.values())
+        grid, matrix = self.grid(state, dimension), self.matrix(workload.population)
+        std, expected = self.fine_std(grid, dimension, workload), self.expected(workload.population)
+        bits = self.bits(workload.seed, round, attempt, RELEASE)
+        mean: Vectors = {}
+        following: State = {MATRIX: torch.tensor(matrix.numbers, dtype=torch.float64)}
+        self._refuse_other(state, following[MATRIX], round)
+        for name, vector in total.items():
+            before = state.get(name)
+            if before is None:
+                before = torch.zeros(matrix.buffers, vector.numel(), dtype=torch.int64)
+            following[name] = torch.empty_like(before)
+            for start in range(0, vector.numel(), STRETCH):
+                part = slice(start, start + STRETCH)
+                noise = self._noise(matrix, before[:, part], std, bits)
+                vector[part].add_(noise)
+                following[name][:, part] = matrix.advance(before[:, part], noise)
+            mean[name] = grid.decoded(vector, 1 / expected)
+        return mean, following
+
+    @staticmethod
+    def _noise(matrix: Matrix, memory: Tensor, std: float, bits: Bits) -> Tensor:
+        """n_t = ⌊(z_t − a_t)/2ᶠ + ½⌋."""
+        fine = torch.zeros(memory.shape[1], dtype=torch.int64)
+        add_rounded_gaussian_(fine, std, bits)
+        return fine.sub_(matrix.offset(memory)).add_(_HALF) >> PRECISION
+
+    @staticmethod
+    def _refuse_other(state: State, matrix: Tensor, round: int) -> None:
+        """What is remembered belongs to one matrix, and to the rounds before this one."""
+        if not state:
+            if round:
+                raise UserError(
+                    f"round {round + 1}: the noise of the rounds before it is not in the checkpoint, so "
+                    "noise that is correlated with it cannot be made; start a new run"
+                )
+        elif not torch.equal(state[MATRIX], matrix):
+            raise UserError(
+                "the checkpoint's correlated noise was made with another matrix (another number of rounds or "
+                "clients, or another version of the optimizer that found it); start a new run"
+            )
+
+    # --- what a person is told --------------------------------------------------------------------------
+
+    def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
+        plain = super().describe(population, epsilon, worst)
+        groups = self.separation(population)
+        sampled = (
+            f"Sampling: none that is claimed. {population:,} clients in {groups:,} groups, by a public draw; "
+            f"each round takes the next group, so a client takes part once in {groups:,} rounds"
+        )
+        covered = "the noise of past rounds: checkpoints hold it, and whoever sees one sees through it"
+        secret = replace(plain.observers[0], who="whoever sees every released model, and who took part when")
+        return replace(
+            plain,
+            sampling=f"{sampled}.",
+            noise=f"{self._how_correlated(population)} {plain.noise}",
+            observers=(replace(secret, why="Nothing about sampling is secret."), *plain.observers[1:]),
+            not_covered=(*plain.not_covered, covered),
+        )
+
+    def _how_correlated(self, population: int) -> str:
+        raise NotImplementedError
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, population: int) -> Ids:
+    return randomness.generator(seed, "groups").permutation(population).astype(np.int64)
