@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
-    from tacit.api import export, load, resume, run, statement, trained
+    from tacit.api import export, load, resume, run, statement, trained, verify
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result
@@ -26,6 +26,7 @@ __all__ = [
     "run",
     "statement",
     "trained",
+    "verify",
 ]
 
 _HOME = {
@@ -40,6 +41,7 @@ _HOME = {
     "run": "tacit.api",
     "statement": "tacit.api",
     "trained": "tacit.api",
+    "verify": "tacit.api",
 }
 
 

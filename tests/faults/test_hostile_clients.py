@@ -64,7 +64,7 @@ def weights(result: tacit.Result) -> Tensor:
 
 @pytest.mark.parametrize("how", WRITES)
 def test_writing_to_the_message_changes_nothing_or_is_told(config, dataset, how: str) -> None:
-    """What touches the server's bits ends the run and names the client; what touches a handle does nothing."""
+    """What touches the bits ends the run and names the client; what touches a handle does nothing."""
     honest = tacit.run(config(rounds=2), "honest", dataset=dataset, algorithm=FedAvg())
     torch.manual_seed(0)
     if how in ("resize", "set_", "grad"):

@@ -18,6 +18,7 @@ from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.users import test
+from tacit.cli.verify import verify
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -121,7 +122,13 @@ def pretrain(
 
 
 @app.command()
-def resume(folder: RunFolder, as_json: Json = False) -> None:
+def resume(
+    folder: RunFolder,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Go on to this round instead of the config's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Go on with a run from its newest sound checkpoint.
 
     A run that was killed, interrupted or whose machine failed loses at most the rounds after its last
@@ -134,7 +141,7 @@ def resume(folder: RunFolder, as_json: Json = False) -> None:
 
     console = _console(as_json)
     console.print(f"resuming [bold]{escape(str(folder))}[/bold]")
-    _finish(api.resume(folder, trackers=_progress(console)), console, as_json)
+    _finish(api.resume(folder, trackers=_progress(console), rounds=rounds), console, as_json)
 
 
 @app.command()
@@ -232,6 +239,7 @@ app.command()(compare)
 app.command()(test)
 app.command()(layers)
 app.command()(ledger)
+app.command()(verify)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)

@@ -47,9 +47,7 @@ class MemoryStore:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = folder / f"{version}.partial"
         # Copies: safetensors refuses vectors that share memory, and a client may still hold on to them.
-        vectors = {
-            str(name): v.detach().as_subclass(Tensor).clone().contiguous() for name, v in memory.items()
-        }
+        vectors = {name: v.detach().as_subclass(Tensor).clone().contiguous() for name, v in memory.items()}
         try:
             save_file(vectors, partial)
             partial.chmod(0o600)  # it is made of one client's records

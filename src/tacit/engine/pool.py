@@ -17,6 +17,7 @@ for a round that is played again. A worker that fails several times without fini
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
@@ -240,10 +242,8 @@ class Pool:
     @staticmethod
     def _send(worker: _Process, thing: Any) -> None:
         assert worker.pipe is not None
-        try:
+        with suppress(OSError):  # it has ended; whoever listens to it next will see that
             worker.pipe.send(thing)
-        except OSError:
-            pass  # it has ended; whoever listens to it next will see that
 
     def _answers(self) -> list[tuple[_Process, Any]]:
         """Wait for something to happen: answers, or a worker that had to be replaced."""
@@ -291,9 +291,13 @@ class Pool:
                     self._replace(worker, "did not start")
             elif now - max(heard, worker.since, worker.born) > patience.silence:
                 self._replace(worker, "fell silent")
-            elif (known := self._longest.get(worker.tasks[0][0])) is not None:
-                if now - worker.since > max(patience.least, patience.times * known):
-                    self._replace(worker, "took far longer than any before")
+            elif now - worker.since > self._deadline(worker.tasks[0][0]):
+                self._replace(worker, "took far longer than any before")
+
+    def _deadline(self, kind: str) -> float:
+        """Seconds that a task of this kind may take: none are known before the first has ended."""
+        known = self._longest.get(kind)
+        return math.inf if known is None else max(self._patience.least, self._patience.times * known)
 
     def _replace(self, worker: _Process, why: str) -> None:
         """Start a worker afresh and give it again what it had not answered."""
@@ -302,8 +306,8 @@ class Pool:
         if worker.failures >= self._patience.failures:
             hint = "; −9 often means out of memory" if code == -signal.SIGKILL and why == "ended" else ""
             raise UserError(
-                f"a worker process failed {worker.failures} times in a row: it {why} (exit code {code}{hint}); "
-                "try fewer engine.workers or a smaller batch, then `tacit resume`"
+                f"a worker process failed {worker.failures} times in a row: it {why} "
+                f"(exit code {code}{hint}); try fewer engine.workers or a smaller batch, then `tacit resume`"
             )
         if worker.tasks and worker.tasks[0][0] == "sum":
             self._before_replay(worker.tasks[0][4])

@@ -147,7 +147,7 @@ def dump(thing: Any) -> tuple[bytes, Place]:
 
 def _import_path() -> list[str]:
     """This process's path; the current folder last, where nothing in it can pass for a known module."""
-    here = os.getcwd()
+    here = str(Path.cwd())
     named = [entry for entry in sys.path if entry not in ("", here)]
     return named if len(named) == len(sys.path) else [*named, here]
 

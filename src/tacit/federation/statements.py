@@ -4,7 +4,6 @@ makes.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from tacit.errors import UserError
 from tacit.federation import checkpoint
-from tacit.federation.files import write_atomically
+from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.privacy import Charge, Ledger, Mechanism, replay
 from tacit.privacy.composition import compose
 from tacit.privacy.ledger import Contents
@@ -33,7 +32,7 @@ def write_statement(folder: Path, mechanism: Mechanism, charges: Sequence[Charge
     statement = make_statement(mechanism, charges, population)
     made_from = {"mechanism": plain_mechanism(mechanism), "population": population}
     plain = statement.to_dict() | {"made_from": made_from}
-    write_atomically(folder / STATEMENT, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / STATEMENT, sealed(plain, indent=1))
 
 
 def read_statement(folder: Path) -> Statement:
@@ -42,10 +41,10 @@ def read_statement(folder: Path) -> Statement:
     if not file.exists():
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
     try:
-        made_from = json.loads(file.read_text(encoding="utf-8"))["made_from"]
+        made_from = unsealed(file.read_text(encoding="utf-8"), indent=1)["made_from"]
         mechanism = read_mechanism(made_from["mechanism"])
         population = int(made_from["population"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); resume the run to have it written anew") from None
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):
