@@ -38,16 +38,9 @@ from tacit.data.identity import Identity, identify
 from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
-from tacit.federation.checkpoint import load_model
+from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
 from tacit.federation.files import sealed_text, write_atomically
-from tacit.federation.lineage import (
-    LINEAGE,
-    Ancestor,
-    ancestry,
-    carried_charges,
-    read_lineage,
-    write_lineage,
-)
+from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
@@ -63,7 +56,6 @@ from tacit.tasks import Task
 
 RUNS = Path("runs")
 """Where runs go unless told otherwise."""
-CONFIG = "config.yaml"
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -258,7 +250,7 @@ def resolved(config: Config, job: Job) -> Config:
 
 
 def new_folder(name: str) -> Path:
-    """A new folder under runs/, named after the config and the time; made here, so that it is nobody else's."""
+    """A new folder under runs/, named after the config and the time; made here, so it is nobody else's."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     candidates = [RUNS / f"{name}-{stamp}", *(RUNS / f"{name}-{stamp}-{n}" for n in range(2, 1000))]
     try:

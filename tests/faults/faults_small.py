@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "example": {"privacy": {"unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-3}},
     "seeded": {"privacy": {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": "seed"}},
 }
-"""Runs without privacy, and those whose noise has a name, end with the same model if nothing interrupts them."""
+"""Runs without privacy, and those whose noise has a name, end with one model if nothing interrupts them."""
 
 
 def settings(kind: str, rounds: int = 4, **overrides: Any) -> tacit.Config:

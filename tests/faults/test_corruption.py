@@ -30,7 +30,7 @@ def flip(file: Path, rng: random.Random) -> tuple[int, int] | None:
 
 
 def attack(kind: str, run: Path, scratch: Path, reference: dict, epsilon: float | None, rng) -> str:
-    """Flip a bit of a run that is half done, then resume it; how that ended, after checking that it is right."""
+    """Flip a bit of a run that is half done, then resume it; how that ended, if it is right."""
     folder = small.copy(run, scratch)
     file = rng.choice([f for f in small.files(folder) if f.stat().st_size])
     where = f"{file.relative_to(folder)} at {flip(file, rng)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -246,9 +247,18 @@ app.command()(blocks)
 app.add_typer(corpus, name="corpus")
 
 
+class _Console(Console):
+    """A console whose reader may leave (`| head -1`): what is under way goes on, in silence."""
+
+    def on_broken_pipe(self) -> None:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, self.file.fileno())
+        os.close(silence)
+
+
 def _console(quiet: bool) -> Console:
     """Where people read: standard error when standard output is for a program."""
-    return Console(stderr=quiet, highlight=False, soft_wrap=False)
+    return _Console(stderr=quiet, highlight=False, soft_wrap=False)
 
 
 def _progress(console: Console) -> list[Any]:
@@ -358,4 +368,16 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except BrokenPipeError:  # the reader of the answer has left
+        _Console().on_broken_pipe()
+        sys.exit(1)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        print(f"tacit: {what}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "ClientError":  # its room is not imported for commands that play no client
+            raise
+        print(f"tacit: {str(error).splitlines()[0]}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(code)

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from tacit.config.loading import load, override
+from tacit.config.loading import load, override, parse
 from tacit.config.methods import build_algorithm
 from tacit.config.schema import Config
 from tacit.errors import UserError
@@ -60,7 +60,7 @@ class Sweep:
 def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     """The sweep that a config file asks for; None if it is a single run. Every point is checked at once."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values, _ = parse(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None  # the ordinary loader explains what is wrong with it
     if SECTION in overrides:
@@ -86,7 +86,8 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
         raise UserError(
             f"{file}: sweep.tune needs records to choose by; set data.validation, for example to 0.1"
         )
-    sweep = Sweep(values, section, tune, str(values.get("name", file.stem)))
+    name = re.sub(r"[^\w.-]+", "-", str(values.get("name") or file.stem)).lstrip(".")  # a folder of runs/
+    sweep = Sweep(values, section, tune, name or "sweep")
     for point in sweep.points:
         for candidate in (point, *sweep.candidates(point)):
             try:

@@ -59,7 +59,7 @@ class Patience:
 
     silence: float = 60.0
     start: float = 600.0
-    """Until its first sign of life."""
+    """Until it is ready for its first task."""
     least: float = 120.0
     times: float = 20.0
     """A task may take so many times the longest one of its kind before, and `least` in any case."""
@@ -80,6 +80,7 @@ class _Process:
     since: float = 0.0
     """When the first of them began."""
     born: float = 0.0
+    ready: bool = False
     failures: int = 0
 
 
@@ -169,7 +170,7 @@ class Pool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
-        worker.pipe, worker.born = ours, time.monotonic()
+        worker.pipe, worker.born, worker.ready = ours, time.monotonic(), False
         worker.since = worker.born
         self._beats[worker.number] = 0.0
         self._send(
@@ -267,6 +268,8 @@ class Pool:
                     raise ClientError(answer)
                 if kind == "refused":
                     raise UserError(answer)
+                if kind == "ready":
+                    worker.ready, worker.since = True, time.monotonic()
                 if kind == "answer":
                     task, now = worker.tasks.popleft(), time.monotonic()
                     self._longest[task[0]] = max(self._longest.get(task[0], 0.0), now - worker.since)
@@ -286,10 +289,10 @@ class Pool:
             if not worker.tasks:
                 continue
             heard = float(self._beats[worker.number])
-            if heard == 0.0:
+            if not worker.ready:
                 if now - worker.born > patience.start:
                     self._replace(worker, "did not start")
-            elif now - max(heard, worker.since, worker.born) > patience.silence:
+            elif now - max(heard, worker.since) > patience.silence:
                 self._replace(worker, "fell silent")
             elif now - worker.since > self._deadline(worker.tasks[0][0]):
                 self._replace(worker, "took far longer than any before")

@@ -130,8 +130,8 @@ def refuse_other_files(run: Path, facts: Facts) -> None:
     for name, known in facts.get("belongs", {}).items():
         if now.get(name) != known:
             raise UserError(
-                f"{run / name} is not the one that round {facts['round']} was saved with; restore it, or start "
-                "a new run for other settings"
+                f"{run / name} is not the one that round {facts['round']} was saved with; restore it, or "
+                "start a new run for other settings"
             )
 
 
@@ -139,7 +139,7 @@ def metrics_match(file: Path, facts: Facts) -> bool:
     """Whether a run's metrics begin with those that a checkpoint was saved with."""
     saved = facts["metrics"]
     kept = file.read_bytes()[: saved["bytes"]]
-    return len(kept) == saved["bytes"] and sha256(kept).hexdigest() == saved["sha256"]
+    return bool(len(kept) == saved["bytes"] and sha256(kept).hexdigest() == saved["sha256"])
 
 
 def check_states(store: MemoryStore, facts: Facts) -> None:

@@ -28,19 +28,18 @@ def write_atomically(file: Path, text: str) -> None:
     """Replace a file's contents in one step, on disk when this returns, readable by its owner alone."""
     partial = file.with_name(file.name + ".partial")
     try:
-        with suppress(FileNotFoundError):
-            os.unlink(partial)
+        partial.unlink(missing_ok=True)
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             write_all(fd, text.encode())
             os.fsync(fd)
         finally:
             os.close(fd)
-        os.replace(partial, file)
+        partial.replace(file)
         sync(file.parent)
     except OSError:
         with suppress(OSError):
-            os.unlink(partial)
+            partial.unlink(missing_ok=True)
         raise
 
 

@@ -295,8 +295,8 @@ class Federation:
         charge = self.mechanism.charge(self.round, np.array([v.client for v in visits]), self.job.workload)
         if not self.spending.affords(charge):
             raise UserError(
-                "a worker process was lost, and to play its clients again would exceed the privacy budget; the "
-                f"round was dropped, and round {self.round} is saved"
+                "a worker process was lost, and to play its clients again would exceed the privacy budget; "
+                f"the round was dropped, and round {self.round} is saved"
             )
         self.spending.record(charge)
 

@@ -42,8 +42,8 @@ class Room:
         except OSError as error:
             self.give_back()
             raise UserError(
-                f"{self._file.parent}: no room to save another round ({error.strerror}), so none was played or "
-                f"charged; {wanted / 1e6:,.0f} MB are needed: make room, then resume"
+                f"{self._file.parent}: no room to save another round ({error.strerror}), so none was played "
+                f"or charged; {wanted / 1e6:,.0f} MB are needed: make room, then resume"
             ) from None
 
     def give_back(self) -> None:

@@ -35,8 +35,8 @@ def refuse_changed_config(run: Path) -> None:
         unsealed_text(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{file} was changed after the run began ({error}); restore it. `tacit resume --rounds N` makes a "
-            "run longer; for other settings start a new one"
+            f"{file} was changed after the run began ({error}); restore it. `tacit resume --rounds N` makes "
+            "a run longer; for other settings start a new one"
         ) from None
 
 

@@ -85,7 +85,10 @@ def find_runs(places: Iterable[Path]) -> list[Run]:
             raise UserError(f"{place}: no run there, nor a sweep with runs inside")
         for file in files:
             refuse_changed_config(file.parent)
-            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            try:
+                config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            except (OSError, yaml.YAMLError) as error:
+                raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]})") from None
             metrics = read_metrics(file.parent / "metrics.jsonl")
             if metrics:
                 runs[file.parent.resolve()] = Run(file.parent, config, metrics)
