@@ -35,11 +35,12 @@ GOOD = {
     "engine": {"workers": 0},
 }
 ODD = [
-    "null", "true", "''", "[]", "{}", "-1", "0", "1e400", ".inf", "-.inf", ".nan", "9" * 5000, "0x" + "f" * 400,
-    "2026-11-16", "2026-11-16T10:00:00Z", "12:30:45", "!!binary aGVsbG8=", "!!set {a, b}", "!!python/name:os.system",
-    "!!timestamp 2026-11-16", "!!int 'x'", "!!float x", "1e-320", "99999999999999999999", "-0.0", "0.1.2", "~",
-    "{a: {b: {c: 1}}}", "[1, [2, [3]]]", "'\\0'", "\"\\u0000\"", "../../x", "a/b", "'a\\nb'", "ß" * 300, "&a [*a]",
-    "{? [1] : 2}", "{? {a: 1} : 2}", "1_000", "0o17", "=", "<<", "*missing", "&x 1", "[", "{", "'", "- -", "\t1",
+    "null", "true", "''", "[]", "{}", "-1", "0", "1e400", ".inf", "-.inf", ".nan", "9" * 5000,
+    "0x" + "f" * 400, "2026-11-16", "2026-11-16T10:00:00Z", "12:30:45", "!!binary aGVsbG8=",
+    "!!set {a, b}", "!!python/name:os.system", "!!timestamp 2026-11-16", "!!int 'x'", "!!float x",
+    "1e-320", "99999999999999999999", "-0.0", "0.1.2", "~", "{a: {b: {c: 1}}}", "[1, [2, [3]]]", "'\\0'",
+    "\"\\u0000\"", "../../x", "a/b", "'a\\nb'", "ß" * 300, "&a [*a]", "{? [1] : 2}", "{? {a: 1} : 2}",
+    "1_000", "0o17", "=", "<<", "*missing", "&x 1", "[", "{", "'", "- -", "\t1",
 ]  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> 
     charges = (folder / "ledger.jsonl").read_bytes()
     folder.chmod(0o500)
     try:
-        with pytest.raises(tacit.UserError, match="cannot be written|no room"):
+        with pytest.raises(tacit.UserError, match=r"cannot be written|no room"):
             small.resume(folder)
     finally:
         folder.chmod(0o700)

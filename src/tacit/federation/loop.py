@@ -419,7 +419,7 @@ class Federation:
         record["bytes_up"] = 4 * len(reports) * sum(self.job.upload_sizes.values())
         if "bound" in self._mechanism_state:
             record["clip"] = self._mechanism_state["bound"]
-        return record | self.spending.facts()
+        return record | self.spending.facts(final=self.round == self.settings.rounds)
 
     def _evaluate_clients(self, engine: Engine, prefix: str, tune: Tune | None) -> Record:
         count = min(self.settings.evaluate_clients, len(self.job.population))
@@ -476,7 +476,8 @@ class Federation:
             "frozen": self._frozen,
         }
         self._room.give_back()
-        self.spending.explain(self.folder)
+        final = self.round == self.settings.rounds or self.stopped is not None
+        self.spending.explain(self.folder, final)
         folder, saved = self.folder / "checkpoint", Checkpoint(self.round, self._vectors(), facts)
         checkpoints.save(folder, saved, self.settings.keep_checkpoints)
         self._saved = self.round

@@ -13,23 +13,25 @@ from typing import Any
 from tacit.errors import UserError
 from tacit.federation import checkpoint
 from tacit.federation.files import sealed, unsealed, write_atomically
-from tacit.privacy import Charge, Ledger, Mechanism, replay
+from tacit.privacy import Ledger, Mechanism, replay
 from tacit.privacy.composition import compose
 from tacit.privacy.ledger import Contents
 from tacit.privacy.mechanisms import plain_mechanism, read_mechanism
-from tacit.privacy.statement import Statement, make_statement
+from tacit.privacy.statement import Statement, Tally, make_statement, state
+from tacit.privacy.totals import Worst
 
 LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
 SPENT = "spending"
 """Where a checkpoint keeps what it knows of the ledger."""
 
 
-def write_statement(folder: Path, mechanism: Mechanism, charges: Sequence[Charge], population: int) -> None:
-    """Say what a ledger's charges add up to, in `statement.json`, with what it takes to say it again later.
+def write_statement(folder: Path, mechanism: Mechanism, worst: Worst, tally: Tally, population: int) -> None:
+    """Say what a run has spent, in `statement.json`, with what it takes to say it again later.
 
-    The charges are the open ledger's own: reading its file would give up the lock on it.
+    The totals are the open ledger's own: reading its file would give up the lock on it, and adding them all
+    up again would take longer with every round.
     """
-    statement = make_statement(mechanism, charges, population)
+    statement = state(mechanism, worst, tally, population)
     made_from = {"mechanism": plain_mechanism(mechanism), "population": population}
     plain = statement.to_dict() | {"made_from": made_from}
     write_atomically(folder / STATEMENT, sealed(plain, indent=1))
