@@ -188,17 +188,15 @@ def test_the_size_of_a_cohort_is_told_only_to_those_who_need_it(config, dataset,
 @pytest.mark.parametrize("privacy", [CLIENT, EXAMPLE])
 def test_a_ledger_that_knows_less_than_the_checkpoint_is_refused(config, dataset, privacy) -> None:
     tacit.run(config(rounds=4, privacy=privacy), "run", dataset=dataset)
-    settings = Path("run/config.yaml")
-    settings.write_text(settings.read_text().replace("rounds: 4", "rounds: 6"))
     ledger = Path("run") / LEDGER
     whole = ledger.read_bytes()
     ledger.unlink()
     with pytest.raises(tacit.UserError, match="is gone"):
-        tacit.resume("run", dataset=dataset)
+        tacit.resume("run", dataset=dataset, rounds=6)
     assert not ledger.exists()
     ledger.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
     with pytest.raises(tacit.UserError, match="holds 2 charges where the checkpoint knows of 4"):
-        tacit.resume("run", dataset=dataset)
+        tacit.resume("run", dataset=dataset, rounds=6)
     ledger.write_bytes(whole)
-    assert tacit.resume("run", dataset=dataset).finished
+    assert tacit.resume("run", dataset=dataset, rounds=6).finished
     assert tacit.statement("run").rounds == 6

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
-    from tacit.api import export, ledger, load, resume, run, statement, trained
+    from tacit.api import export, ledger, load, resume, run, statement, trained, verify
     from tacit.config.audit import audit
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
@@ -29,6 +29,7 @@ __all__ = [
     "run",
     "statement",
     "trained",
+    "verify",
 ]
 
 _HOME = {
@@ -45,6 +46,7 @@ _HOME = {
     "run": "tacit.api",
     "statement": "tacit.api",
     "trained": "tacit.api",
+    "verify": "tacit.api",
 }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,14 @@ from tacit.data.identity import Identity, identify
 from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
-from tacit.federation.checkpoint import load_model
-from tacit.federation.files import write_atomically
-from tacit.federation.lineage import (
-    LINEAGE,
-    Ancestor,
-    ancestry,
-    carried_charges,
-    read_lineage,
-    write_lineage,
-)
+from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
+from tacit.federation.files import sealed_text, write_atomically
+from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
+from tacit.federation.lock import locked
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
+from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import copy_tokenizer, save_adapter, save_model
 from tacit.models.trained import Lora
 from tacit.models.weights import locate
@@ -60,7 +56,6 @@ from tacit.tasks import Task
 
 RUNS = Path("runs")
 """Where runs go unless told otherwise."""
-CONFIG = "config.yaml"
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -80,22 +75,22 @@ def run(
 ) -> Result:
     """Train. The run is saved in `folder` (a new one under runs/ by default), which must not hold a run."""
     folder = Path(folder) if folder is not None else new_folder(config.name)
-    if (folder / CONFIG).exists():
-        raise UserError(
-            f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
-        )
-    ancestors = [] if config.model.public else ancestry(config.model.start)
-    job = build_job(config, folder, model, dataset, algorithm, task)
-    config = resolved(config, job)
-    data = identify(config.data.name, job.population)
-    federation = _federation(config, folder, job, trackers, data, ancestors)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_lineage(folder, data, ancestors)
-        write_atomically(folder / CONFIG, configs.dump(config))
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-    return _saved(config, federation.run())
+    with locked(folder, create=True):
+        if (folder / CONFIG).exists():
+            raise UserError(
+                f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
+            )
+        ancestors = [] if config.model.public else ancestry(config.model.start)
+        job = build_job(config, folder, model, dataset, algorithm, task)
+        config = resolved(config, job)
+        data = identify(config.data.name, job.population)
+        federation = _federation(config, folder, job, trackers, data, ancestors)
+        try:
+            write_lineage(folder, data, ancestors)
+            write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+        return _saved(config, federation.run())
 
 
 def resume(
@@ -106,14 +101,35 @@ def resume(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     trackers: Sequence[Tracker] = (),
+    rounds: int | None = None,
 ) -> Result:
-    """Go on with a run from its newest sound checkpoint. Objects given to `run` must be given again."""
+    """Go on with a run from its newest sound checkpoint. Objects given to `run` must be given again.
+
+    `rounds`: go on to this round instead of the one that the run was started with. That is the one setting
+    that may change; it also moves the end of schedules that are made for the whole run.
+    """
     folder = Path(folder)
-    config = _config(folder)
-    job = build_job(config, folder, model, dataset, algorithm, task)
-    data = identify(config.data.name, job.population)
-    _, ancestors = read_lineage(folder)
-    return _saved(config, _federation(config, folder, job, trackers, data, ancestors).run())
+    _config(folder)  # a folder without a run is told before a lock is left in it
+    with locked(folder):
+        config = _config(folder, {} if rounds is None else {"rounds": rounds})
+        job = build_job(config, folder, model, dataset, algorithm, task)
+        data = identify(config.data.name, job.population)
+        _, ancestors = read_lineage(folder)
+        federation = _federation(config, folder, job, trackers, data, ancestors)
+        if rounds is not None:
+            try:
+                write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+        return _saved(config, federation.run())
+
+
+def verify(folder: str | Path) -> list[Finding]:
+    """Check every file of a run: what is sound, what is damaged, and what can be saved."""
+    folder = Path(folder)
+    if not (folder / CONFIG).exists() and not (folder / "checkpoint").exists():
+        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+    return examine(folder)
 
 
 def test(
@@ -203,6 +219,7 @@ def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = No
 def _config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Config:
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+    refuse_changed_config(folder)
     return configs.load(folder / CONFIG, overrides, presets=False)
 
 
@@ -238,10 +255,20 @@ def resolved(config: Config, job: Job) -> Config:
 
 
 def new_folder(name: str) -> Path:
-    """A folder under runs/ that does not exist yet, named after the config and the time."""
+    """A new folder under runs/, named after the config and the time; made here, so it is nobody else's."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     candidates = [RUNS / f"{name}-{stamp}", *(RUNS / f"{name}-{stamp}-{n}" for n in range(2, 1000))]
-    return next(folder for folder in candidates if not folder.exists())
+    try:
+        RUNS.mkdir(exist_ok=True)
+        for folder in candidates:
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                return folder
+    except OSError as error:
+        raise UserError(
+            f"{RUNS}/: cannot be written ({error.strerror}); choose a folder with --out"
+        ) from None
+    raise UserError(f"{RUNS}/ has a thousand runs of this name and second; choose a folder with --out")
 
 
 def _saved(config: Config, result: Result) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.users import test
+from tacit.cli.verify import verify
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -123,7 +125,13 @@ def pretrain(
 
 
 @app.command()
-def resume(folder: RunFolder, as_json: Json = False) -> None:
+def resume(
+    folder: RunFolder,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Go on to this round instead of the config's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Go on with a run from its newest sound checkpoint.
 
     A run that was killed, interrupted or whose machine failed loses at most the rounds after its last
@@ -136,7 +144,7 @@ def resume(folder: RunFolder, as_json: Json = False) -> None:
 
     console = _console(as_json)
     console.print(f"resuming [bold]{escape(str(folder))}[/bold]")
-    _finish(api.resume(folder, trackers=_progress(console)), console, as_json)
+    _finish(api.resume(folder, trackers=_progress(console), rounds=rounds), console, as_json)
 
 
 @app.command()
@@ -237,15 +245,25 @@ app.command()(drift)
 app.command()(hessian)
 app.command()(ledger)
 app.command()(audit)
+app.command()(verify)
 app.command()(plan)
 app.command()(methods)
 app.command()(blocks)
 app.add_typer(corpus, name="corpus")
 
 
+class _Console(Console):
+    """A console whose reader may leave (`| head -1`): what is under way goes on, in silence."""
+
+    def on_broken_pipe(self) -> None:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, self.file.fileno())
+        os.close(silence)
+
+
 def _console(quiet: bool) -> Console:
     """Where people read: standard error when standard output is for a program."""
-    return Console(stderr=quiet, highlight=False, soft_wrap=False)
+    return _Console(stderr=quiet, highlight=False, soft_wrap=False)
 
 
 def _progress(console: Console) -> list[Any]:
@@ -368,4 +386,16 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except BrokenPipeError:  # the reader of the answer has left
+        _Console().on_broken_pipe()
+        sys.exit(1)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        print(f"tacit: {what}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "ClientError":  # its room is not imported for commands that play no client
+            raise
+        print(f"tacit: {str(error).splitlines()[0]}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(code)

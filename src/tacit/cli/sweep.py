@@ -118,13 +118,14 @@ def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:
 
 def _refuse_other_settings(sweep: Sweep, tasks: Sequence[Task]) -> None:
     """A folder that holds runs of other settings must not pass for the runs that are asked for."""
-    from tacit import api, config
+    from tacit import config
+    from tacit.federation.checkpoint import CONFIG
     from tacit.report.compare import differences
 
     for task in tasks:
-        if not (task.folder / api.CONFIG).exists():
+        if not (task.folder / CONFIG).exists():
             continue
-        there = config.load(task.folder / api.CONFIG, presets=False).model_dump(mode="json")
+        there = config.load(task.folder / CONFIG, presets=False).model_dump(mode="json")
         here = sweep.config(task.point).model_dump(mode="json")
         if here["privacy"] and here["privacy"]["noise"] is None and there["privacy"]:
             there["privacy"]["noise"] = None  # it was found for the budget, which is compared
@@ -232,11 +233,12 @@ def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
     To diverge is an end too: a rate that is too large for one method may be in the grid for another.
     """
     from tacit import api
+    from tacit.federation.checkpoint import CONFIG
 
     folder = Path(folder_name)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if (folder / api.CONFIG).exists():
+        if (folder / CONFIG).exists():
             result = api.resume(folder)
         else:
             result = api.run(api.load(base, {**point, "engine": {"workers": 0}}), folder)

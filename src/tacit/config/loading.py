@@ -24,6 +24,8 @@ Key = tuple[str | int, ...]
 BASE = "base"
 SHORT = {"cohort": "size", "clip": "bound"}
 """Sections that a bare number stands for, and the key it is the value of."""
+LONGEST, MOST_NODES, DEEPEST = 2_000_000, 100_000, 50
+"""Characters, values and depth of the largest config: far beyond any that is meant."""
 
 
 def load(
@@ -57,10 +59,63 @@ def parse_overrides(settings: list[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise UserError(f"--set {setting}: write it as key=value, for example --set local.lr=0.1")
         try:
-            overrides[key.strip()] = yaml.safe_load(value)
+            overrides[key.strip()] = parse(value)[0]
         except yaml.YAMLError:
             raise UserError(f"--set {setting}: the value is not valid YAML") from None
     return overrides
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without dates: what looks like one is a text, which a section then refuses by its name."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > DEEPEST:  # also since PyYAML's time grows with the square of the depth
+            raise yaml.MarkedYAMLError(problem="sections lie too deep in each other")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def parse(text: str) -> tuple[Any, yaml.Node | None]:
+    """A YAML text's values, and where they stand; `yaml.YAMLError` if it is not one that a config can be.
+
+    Aliases may stand for much, or for themselves: what is written out would be endless is refused before
+    anything is built from it.
+    """
+    if len(text) > LONGEST:
+        raise yaml.YAMLError(f"more than {LONGEST:,} characters")
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        _refuse_endless(node, [0], 0)
+        return loader.construct_document(node), node
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="sections lie too deep in each other") from None
+    except (ValueError, OverflowError, TypeError) as error:  # a number of 5,000 digits, a list as a key
+        raise yaml.MarkedYAMLError(problem=f"a value that cannot be read ({error})") from None
+    finally:
+        loader.dispose()
+
+
+def _refuse_endless(node: yaml.Node, seen: list[int], depth: int) -> None:
+    seen[0] += 1
+    if seen[0] > MOST_NODES or depth > DEEPEST:
+        raise yaml.MarkedYAMLError(problem="aliases that stand for too much, or for themselves")
+    if isinstance(node, yaml.CollectionNode):
+        for child in node.value:
+            for part in child if isinstance(child, tuple) else (child,):
+                _refuse_endless(part, seen, depth + 1)
 
 
 def dump(config: Config) -> str:
@@ -105,8 +160,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
         raise UserError(f"{file}: cannot be read ({reason})") from None
     lines: dict[Key, int] = {}
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        values, node = parse(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{file}, line {mark.line + 1}" if mark else str(file)
@@ -123,7 +177,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     return values, lines
 
 
-def _lines(node: yaml.Node, prefix: Key) -> Iterator[tuple[Key, int]]:
+def _lines(node: yaml.Node | None, prefix: Key) -> Iterator[tuple[Key, int]]:
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             key = (*prefix, str(name.value))

@@ -542,7 +542,7 @@ class EngineSettings(Section):
 class Config(Section):
     """A whole experiment."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "run"
+    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)] = "run"
     seed: Annotated[int, Field(ge=0)] = 0
     pretrain: Pretraining | None = None
     """Central training instead of a federation (`tacit pretrain`)."""

@@ -127,7 +127,8 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
             f"{file}: sweep.tune needs records to choose by; set sweep.validation, for example to 0.1 (held "
             "out by the runs that choose), or set data.validation (held out by all)"
         )
-    sweep = Sweep(values, families, str(values.get("name", file.stem)), validation if tuned else None)
+    name = re.sub(r"[^\w.-]+", "-", str(values.get("name") or file.stem)).lstrip(".")  # a folder of runs/
+    sweep = Sweep(values, families, name or "sweep", validation if tuned else None)
     names: set[str] = set()
     for point in sweep.points:
         for candidate in (point, *sweep.candidates(point)):

@@ -122,7 +122,10 @@ def from_folder(folder: Path) -> FromFolder:
             "texts need a tokenizer of transformers; install it with `pip install 'tacit[transformers]'`"
         ) from None
     try:
-        return FromFolder(transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+        found = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        return FromFolder(found)
     except Exception as error:  # transformers raises several kinds for files that are not there or not right
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
+from tacit.engine.guard import Shown
 from tacit.engine.worker import Job, Worker
 from tacit.vector import Vectors
 
@@ -19,6 +20,7 @@ class InProcess:
         torch.set_num_threads(threads)
         self.worker = Worker(job)
         self._total, self._shard = job.empty_sums(), job.empty_sums()
+        self._memory: Vectors = {}
 
     def sum(
         self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
@@ -26,8 +28,10 @@ class InProcess:
         for total in self._total.values():
             total.zero_()
         reports: list[Report] = []
+        shown = Shown.copy_of(message, self._memory)
+        self._memory = shown.memory
         for shard in shards(visits, self.worker.job.population.sizes):
-            reports += self.worker.sum(order, message, shard, self._shard)
+            reports += self.worker.sum(order, shown, shard, self._shard)
             for name, total in self._total.items():
                 total.add_(self._shard[name])
             progress(len(reports))

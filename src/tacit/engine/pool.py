@@ -4,93 +4,179 @@ Each process holds one resident model and one thread. Messages go down and sums 
 memory; the pipes carry only plain values. Every worker has a few slots for finished shards. A shard waits
 in its slot until all shards before it have been added, so the sum is the in-process engine's bit for bit,
 and memory follows the number of workers, not the cohort.
+
+Workers may die
+---------------
+A worker shows every second that it lives. One that ends, falls silent, or takes many times longer than any
+task of its kind before is replaced, and what it was at is played again with the same named randomness: the
+result is the same. A shard's sum is read only once its worker has answered, so nothing of a play that was
+cut short reaches the server. All the same `before_replay` hears of it first: where what a client sends is
+already a release, under secret randomness, the round loop charges those clients a second time, as it does
+for a round that is played again. A worker that fails several times without finishing anything ends the run.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tacit.engine import shared
 from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
+from tacit.engine.shared import Place
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
 from tacit.vector import Vectors
 
 QUEUE = 2
 """Tasks a worker holds at once, so that it never waits for its next one."""
+KEPT_FROM_WORKERS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""To stop is the round loop's to decide, also when the whole group or the service is told to."""
+Task = tuple[Any, ...]
+Replay = Callable[[Sequence[Visit]], None]
+
+
+def _free(visits: Sequence[Visit]) -> None:
+    """Nothing has to be done before clients are played again."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a worker may be silent or slow, in seconds, and how often it may fail."""
+
+    silence: float = 60.0
+    start: float = 600.0
+    """Until it is ready for its first task."""
+    least: float = 120.0
+    times: float = 20.0
+    """A task may take so many times the longest one of its kind before, and `least` in any case."""
+    failures: int = 3
+    """In a row, without a finished task between them."""
 
 
 @dataclass
 class _Process:
-    pipe: Connection[Any, Any]
-    process: subprocess.Popen[bytes]
+    number: int
     slots: list[Vectors]
+    places: list[Place]
     free: list[int]
-    held: int = 0
-    """Tasks sent and not yet answered."""
+    pipe: Connection[Any, Any] | None = None
+    process: subprocess.Popen[bytes] | None = None
+    tasks: deque[Task] = field(default_factory=deque)
+    """Sent and not yet answered; the first is being done."""
+    since: float = 0.0
+    """When the first of them began."""
+    born: float = 0.0
+    ready: bool = False
+    failures: int = 0
 
 
 class Pool:
     """A pool of worker processes. Start it once a run; close it at the end."""
 
-    def __init__(self, job: Job, message: Vectors, workers: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        job: Job,
+        message: Vectors,
+        workers: int,
+        threads: int = 1,
+        before_replay: Replay = _free,
+        patience: Patience | None = None,
+    ) -> None:
         """`message` is an example of what will be sent: its names and lengths are fixed for the run."""
-        self._job = job
-        sizes = job.upload_sizes
+        self._job, self._threads = job, threads
+        self._before_replay, self._patience = before_replay, patience or Patience()
+        self._sizes = job.upload_sizes
         # A slot more costs a vector of memory and spares a wait; large models would rather wait.
-        slots = 4 if sum(sizes.values()) < 4_000_000 else 2
+        self._slots = 4 if sum(self._sizes.values()) < 4_000_000 else 2
         self._total = job.empty_sums()
-        message_sizes = {name: vector.numel() for name, vector in message.items()}
-        frozen = [p for p in job.model.parameters() if not p.requires_grad]
-        sums = workers * slots * sum(total.nbytes for total in self._total.values())
-        needed = 4 * sum(message_sizes.values()) + sums + sum(p.nbytes for p in frozen)
-        self._folder = shared.shared_folder(needed)
+        self._message_sizes = {name: vector.numel() for name, vector in message.items()}
+        self._longest: dict[str, float] = {}
+        self._looked = time.monotonic()
+        self._places: list[Place] = []
         self._processes: list[_Process] = []
         try:
-            # A copy: parameters that are views of one vector would each be pickled with all of it. Frozen
-            # ones are shared instead.
-            model = deepcopy(job.model, {id(p): p for p in frozen})
-            body = shared.dump(replace(job, model=model), self._folder / "job")
-            self._message = shared.map_vectors(self._folder / "message", message_sizes)
+            self._share(job)
+            self._message_place = self._place("message", shared.vectors_size(self._message_sizes))
+            self._message = shared.map_vectors(self._message_place, self._message_sizes)
+            self._beats_place = self._place("signs of life", 8 * workers)
+            self._beats: Tensor = torch.frombuffer(self._beats_place.map(), dtype=torch.float64)
             for number in range(workers):
-                self._processes.append(self._start(number, threads, slots, body, sizes, message_sizes))
+                self._processes.append(self._prepared(number))
             for worker in self._processes:
-                self._receive(worker)  # ready: it has mapped everything
-            # Mapped memory outlives its name: without one, nothing is left behind even after a SIGKILL.
-            shutil.rmtree(self._folder)
+                self._start(worker)
         except BaseException:
             self.close()
             raise
 
-    def _start(
-        self,
-        number: int,
-        threads: int,
-        slots: int,
-        body: bytes,
-        sizes: dict[str, int],
-        message_sizes: dict[str, int],
-    ) -> _Process:
-        files = [self._folder / f"slot-{number}-{slot}" for slot in range(slots)]
-        mapped = [shared.map_vectors(file, sizes, self._job.sum_dtype) for file in files]
+    def _share(self, job: Job) -> None:
+        """Put the job where workers find it."""
+        frozen = [p for p in job.model.parameters() if not p.requires_grad]
+        # A copy: parameters that are views of one vector would each be pickled with all of it. Frozen ones
+        # are shared instead.
+        model = deepcopy(job.model, {id(p): p for p in frozen})
+        body, self._arrays_place = shared.dump(replace(job, model=model))
+        self._places.append(self._arrays_place)
+        self._body_place = self._place("body", len(body))
+        with self._body_place.map() as memory:
+            memory[: len(body)] = body
+
+    def _place(self, label: str, size: int) -> Place:
+        self._places.append(Place.make(label, size))
+        return self._places[-1]
+
+    def _prepared(self, number: int) -> _Process:
+        size = shared.vectors_size(self._sizes, self._job.sum_dtype)
+        places = [self._place(f"slot-{number}-{slot}", size) for slot in range(self._slots)]
+        slots = [shared.map_vectors(place, self._sizes, self._job.sum_dtype) for place in places]
+        return _Process(number, slots, places, list(range(self._slots)))
+
+    def _start(self, worker: _Process) -> None:
         ours, theirs = Pipe()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tacit.engine.pool_worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
-            stdin=subprocess.DEVNULL,
+        places = [
+            self._body_place,
+            self._arrays_place,
+            self._message_place,
+            self._beats_place,
+            *worker.places,
+        ]
+        # Signals that are blocked here stay blocked in the worker: there is no moment at which one kills it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_FROM_WORKERS)
+        try:
+            worker.process = subprocess.Popen(
+                # -P: a file of the current folder must not pass for a module of Python's.
+                [sys.executable, "-P", "-m", "tacit.engine.pool_worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno(), *(place.fd for place in places)],
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": str(self._threads),
+                    "MKL_NUM_THREADS": str(self._threads),
+                },
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        worker.pipe, worker.born, worker.ready = ours, time.monotonic(), False
+        worker.since = worker.born
+        self._beats[worker.number] = 0.0
+        self._send(
+            worker,
+            (os.getpid(), places, self._message_sizes, self._sizes, worker.number, self._threads),
         )
-        theirs.close()
-        ours.send((str(self._folder), body, message_sizes, sizes, slots, number, threads))
-        return _Process(ours, process, mapped, list(range(slots)))
 
     def sum(
         self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
@@ -103,10 +189,9 @@ class Pool:
         reports: list[Report] = []
         sent = added = 0
         while added < len(parts):
-            for worker in sorted(self._processes, key=lambda w: w.held):
-                if sent < len(parts) and worker.held < QUEUE and worker.free:
-                    worker.pipe.send(("sum", sent, worker.free.pop(), order, parts[sent]))
-                    worker.held += 1
+            for worker in sorted(self._processes, key=lambda w: len(w.tasks)):
+                if sent < len(parts) and len(worker.tasks) < QUEUE and worker.free:
+                    self._give(worker, ("sum", sent, worker.free.pop(), order, parts[sent]))
                     sent += 1
             for worker, (shard, slot, part) in self._answers():
                 done[shard] = worker, slot, part
@@ -132,15 +217,14 @@ class Pool:
         parts: list[dict[str, float]] = self._map([("client", visit, tune) for visit in visits])
         return [self._job.task.summarise(part) for part in parts if part]
 
-    def _map(self, tasks: list[tuple[Any, ...]]) -> list[Any]:
+    def _map(self, tasks: list[Task]) -> list[Any]:
         """Each task's answer, in the tasks' order, whoever did it."""
         answers: dict[int, Any] = {}
         sent = 0
         while len(answers) < len(tasks):
-            for worker in sorted(self._processes, key=lambda w: w.held):
-                if sent < len(tasks) and worker.held < QUEUE:
-                    worker.pipe.send((tasks[sent][0], sent, *tasks[sent][1:]))
-                    worker.held += 1
+            for worker in sorted(self._processes, key=lambda w: len(w.tasks)):
+                if sent < len(tasks) and len(worker.tasks) < QUEUE:
+                    self._give(worker, (tasks[sent][0], sent, *tasks[sent][1:]))
                     sent += 1
             answers.update(answer for _, answer in self._answers())
         return [answers[i] for i in range(len(tasks))]
@@ -149,36 +233,114 @@ class Pool:
         for name, vector in self._message.items():
             vector.copy_(message[name])
 
+    def _give(self, worker: _Process, task: Task) -> None:
+        if not worker.tasks:
+            worker.since = time.monotonic()
+        worker.tasks.append(task)
+        self._send(worker, task)
+
+    @staticmethod
+    def _send(worker: _Process, thing: Any) -> None:
+        assert worker.pipe is not None
+        with suppress(OSError):  # it has ended; whoever listens to it next will see that
+            worker.pipe.send(thing)
+
     def _answers(self) -> list[tuple[_Process, Any]]:
-        by_pipe = {id(worker.pipe): worker for worker in self._processes}
-        ready = wait([worker.pipe for worker in self._processes if worker.held])
-        workers = [by_pipe[id(pipe)] for pipe in ready]
-        answers = [(worker, self._receive(worker)) for worker in workers]
-        for worker in workers:
-            worker.held -= 1
+        """Wait for something to happen: answers, or a worker that had to be replaced."""
+        busy = [(worker.pipe, worker) for worker in self._processes if worker.tasks]
+        ready = {id(pipe) for pipe in wait([pipe for pipe, _ in busy if pipe is not None], timeout=1.0)}
+        answers = []
+        for pipe, worker in busy:
+            if id(pipe) in ready:
+                answers += [(worker, answer) for answer in self._received(worker)]
+        self._replace_the_silent()
         return answers
 
-    def _receive(self, worker: _Process) -> Any:
+    def _received(self, worker: _Process) -> list[Any]:
+        """All that a worker has said; one that has ended is replaced."""
+        answers: list[Any] = []
+        assert worker.pipe is not None
         try:
-            kind, answer = worker.pipe.recv()
-        except EOFError:
-            code = worker.process.wait()
+            while worker.pipe.poll():
+                kind, answer = worker.pipe.recv()
+                if kind == "error":
+                    raise ClientError(answer)
+                if kind == "refused":
+                    raise UserError(answer)
+                if kind == "ready":
+                    worker.ready, worker.since = True, time.monotonic()
+                if kind == "answer":
+                    task, now = worker.tasks.popleft(), time.monotonic()
+                    self._longest[task[0]] = max(self._longest.get(task[0], 0.0), now - worker.since)
+                    worker.since, worker.failures = now, 0
+                    answers.append(answer)
+        except (EOFError, OSError):
+            self._replace(worker, "ended")
+        return answers
+
+    def _replace_the_silent(self) -> None:
+        now, patience = time.monotonic(), self._patience
+        if now - self._looked > 10.0:  # this process itself was stopped for a while, or the machine was
+            for worker in self._processes:
+                worker.since = worker.born = now
+        self._looked = now
+        for worker in self._processes:
+            if not worker.tasks:
+                continue
+            heard = float(self._beats[worker.number])
+            if not worker.ready:
+                if now - worker.born > patience.start:
+                    self._replace(worker, "did not start")
+            elif now - max(heard, worker.since) > patience.silence:
+                self._replace(worker, "fell silent")
+            elif now - worker.since > self._deadline(worker.tasks[0][0]):
+                self._replace(worker, "took far longer than any before")
+
+    def _deadline(self, kind: str) -> float:
+        """Seconds that a task of this kind may take: none are known before the first has ended."""
+        known = self._longest.get(kind)
+        return math.inf if known is None else max(self._patience.least, self._patience.times * known)
+
+    def _replace(self, worker: _Process, why: str) -> None:
+        """Start a worker afresh and give it again what it had not answered."""
+        code = self._end(worker, kill=True)
+        worker.failures += 1
+        if worker.failures >= self._patience.failures:
+            hint = "; −9 often means out of memory" if code == -signal.SIGKILL and why == "ended" else ""
             raise UserError(
-                f"a worker process ended unexpectedly (exit code {code}; −9 often means out of memory); "
-                "try fewer engine.workers or a smaller batch, then `tacit resume`"
-            ) from None
-        if kind == "error":
-            raise ClientError(answer)
-        return answer
+                f"a worker process failed {worker.failures} times in a row: it {why} "
+                f"(exit code {code}{hint}); try fewer engine.workers or a smaller batch, then `tacit resume`"
+            )
+        if worker.tasks and worker.tasks[0][0] == "sum":
+            self._before_replay(worker.tasks[0][4])
+        self._start(worker)
+        for task in worker.tasks:
+            self._send(worker, task)
+
+    @staticmethod
+    def _end(worker: _Process, kill: bool = False) -> int | None:
+        if worker.pipe is not None:
+            worker.pipe.close()  # its read fails, and it leaves
+            worker.pipe = None
+        process, worker.process = worker.process, None
+        if process is None:
+            return None
+        try:
+            if kill and process.poll() is None:
+                raise subprocess.TimeoutExpired(process.args, 0)
+            return process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
 
     def close(self) -> None:
         for worker in self._processes:
-            worker.pipe.close()  # its read fails, and it leaves
+            if worker.pipe is not None:
+                worker.pipe.close()
+                worker.pipe = None
         for worker in self._processes:
-            try:
-                worker.process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
+            self._end(worker)
         self._processes = []
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for place in self._places:
+            place.close()
+        self._places = []

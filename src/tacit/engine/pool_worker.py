@@ -1,40 +1,54 @@
-"""The program of one process of the pool: `python -m tacit.engine.pool_worker FD`.
+"""The program of one process of the pool: `python -P -m tacit.engine.pool_worker FD`.
 
 It reads tasks from the pipe FD until the other end is closed (or its maker dies), and does each on its one
-resident model.
+resident model. A thread of its own shows, in shared memory, that the process lives.
 """
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
+import threading
+import time
 import traceback
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tacit.engine import shared
+from tacit.engine.guard import Shown
 from tacit.engine.worker import ClientError, Worker
+from tacit.errors import UserError
+
+BEAT = 1.0
+"""Seconds between signs of life."""
 
 
 def serve(pipe: Connection[Any, Any]) -> None:
     """Answer tasks until the pipe closes."""
-    folder_name, body, message_sizes, sizes, slots, number, threads = pipe.recv()
+    parent, places, message_sizes, sizes, number, threads = pipe.recv()
+    body, arrays, message_place, beats, *slots = places
+    _show_life(torch.frombuffer(beats.map(), dtype=torch.float64), number, parent)
     torch.set_num_threads(threads)
-    folder = Path(folder_name)
-    worker = Worker(shared.load(body, folder / "job"))
-    message = shared.map_vectors(folder / "message", message_sizes)
-    files = [folder / f"slot-{number}-{slot}" for slot in range(slots)]
-    results = [shared.map_vectors(file, sizes, worker.job.sum_dtype) for file in files]
+    worker = Worker(shared.load(bytes(body.map()), arrays))
+    message = shared.map_vectors(message_place, message_sizes)
+    # What clients see: the same pages, and a page of this process's own as soon as one is written to. That
+    # the other pages follow the message from round to round is Linux's promise; elsewhere it is copied.
+    private = shared.map_vectors(message_place, message_sizes, private=True)
+    follows = sys.platform == "linux"
+    results = [shared.map_vectors(place, sizes, worker.job.sum_dtype) for place in slots]
+    for place in places:
+        place.close()
     pipe.send(("ready", None))
     while True:
         task = pipe.recv()
         answer: Any
         match task:
             case "sum", shard, slot, order, visits:
-                answer = shard, slot, worker.sum(order, message, visits, results[slot])
+                shown = Shown(message, private) if follows else Shown.copy_of(message, private)
+                answer = shard, slot, worker.sum(order, shown, visits, results[slot])
             case "evaluate", index, chunk:
                 worker.load(message)
                 answer = index, worker.evaluate_chunk(chunk)
@@ -45,17 +59,33 @@ def serve(pipe: Connection[Any, Any]) -> None:
         pipe.send(("answer", answer))
 
 
+def _show_life(beats: Tensor, number: int, parent: int) -> None:
+    def beat() -> None:
+        while True:
+            beats[number] = time.monotonic()
+            if os.getppid() != parent:  # nobody is left to work for, however long the task may still take
+                os._exit(1)
+            time.sleep(BEAT)
+
+    threading.Thread(target=beat, daemon=True).start()
+
+
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the round loop's to handle
     pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
     try:
-        serve(pipe)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
-    except ClientError as error:
-        pipe.send(("error", f"{error}\n{traceback.format_exc()}"))
-    except Exception as error:
-        pipe.send(("error", f"a worker failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        try:
+            serve(pipe)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+        except UserError as error:
+            pipe.send(("refused", str(error)))
+        except ClientError as error:
+            pipe.send(("error", f"{error}\n{traceback.format_exc()}"))
+        except Exception as error:
+            text = f"a worker failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
+            pipe.send(("error", text))
+    except OSError:
+        return  # nobody listens any more
 
 
 if __name__ == "__main__":

@@ -1,7 +1,16 @@
 """Memory that several processes see: named vectors, and objects whose large arrays are not copied.
 
-Both are files in the system's shared-memory folder, mapped by every process and removed by their maker. The
-frozen parameters of a model are such arrays: a large base is in memory once, however many workers there are.
+Shared memory has no name in any folder: it is a file descriptor that workers inherit, so nothing is left of
+it after the last process that maps it has ended, however that came about. The frozen parameters of a model
+are such arrays: a large base is in memory once, however many workers there are.
+
+>>> place = Place.make("example", vectors_size({"theta": 3}))
+>>> vectors = map_vectors(place, {"theta": 3})
+>>> _ = vectors["theta"].fill_(7)
+>>> seen = map_vectors(place, {"theta": 3}, private=True)["theta"]   # as a worker shows it to clients
+>>> _ = seen.add_(100)
+>>> seen.tolist(), vectors["theta"].tolist()
+([107.0, 107.0, 107.0], [7.0, 7.0, 7.0])
 """
 
 from __future__ import annotations
@@ -10,10 +19,10 @@ import io
 import mmap
 import os
 import pickle
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +36,56 @@ ALIGN = 16
 """Numbers between possible starts of a vector (64 bytes or more, a cache line)."""
 
 
-def shared_folder(needed: int) -> Path:
-    """A fresh folder for `needed` bytes of shared files, in memory where the system offers that much.
+@dataclass
+class Place:
+    """Shared memory: an open file without a name."""
 
-    Containers often have 64 MB of it, and to write beyond that would end the process.
-    """
-    memory = Path("/dev/shm")
-    usable = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1.2 * needed
-    return Path(tempfile.mkdtemp(prefix="tacit-", dir=memory if usable else None))
+    fd: int
+    size: int
+
+    @staticmethod
+    def make(label: str, size: int) -> Place:
+        """`size` bytes of zeros; `label` is only for those who look at a process's open files."""
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create(f"tacit-{label}", os.MFD_CLOEXEC)
+        else:  # other systems: a file that loses its name while nothing is in it yet
+            handle, name = tempfile.mkstemp(prefix="tacit-")
+            Path(name).unlink()
+            fd = handle
+        size = max(size, mmap.PAGESIZE)
+        os.truncate(fd, size)
+        return Place(fd, size)
+
+    def map(self, private: bool = False) -> mmap.mmap:
+        """Its bytes. `private`: what is written here is seen by nobody else; the rest follows the others."""
+        return mmap.mmap(self.fd, self.size, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE)
+
+    def close(self) -> None:
+        """Give the descriptor back; what is mapped stays."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
-def map_vectors(file: Path, sizes: Mapping[str, int], dtype: torch.dtype = torch.float32) -> Vectors:
-    """Named vectors in a shared file, made (as zeros) if it is not there yet."""
-    starts: dict[str, int] = {}
-    end = 0
+def vectors_size(sizes: Mapping[str, int], dtype: torch.dtype = torch.float32) -> int:
+    """Bytes that vectors of these lengths take in a place."""
+    return dtype.itemsize * sum(_aligned(size) for size in sizes.values())
+
+
+def map_vectors(
+    place: Place, sizes: Mapping[str, int], dtype: torch.dtype = torch.float32, private: bool = False
+) -> Vectors:
+    """Named vectors in a place, the same for everyone who maps them with these sizes."""
+    whole = torch.frombuffer(place.map(private), dtype=dtype)
+    vectors, start = {}, 0
     for name, size in sizes.items():
-        starts[name] = end
-        end += -(-size // ALIGN) * ALIGN
-    whole = torch.from_file(str(file), shared=True, size=max(end, 1), dtype=dtype)
-    return {name: whole[start : start + sizes[name]] for name, start in starts.items()}
+        vectors[name] = whole[start : start + size]
+        start += _aligned(size)
+    return vectors
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -77,43 +117,54 @@ def _parameter(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> nn.Pa
     return nn.Parameter(_tensor(buffer, dtype, shape), requires_grad=False)
 
 
-def dump(thing: Any, file: Path) -> bytes:
-    """Pickle an object; its large arrays go to `file`, from where every reader maps them.
+def dump(thing: Any) -> tuple[bytes, Place]:
+    """Pickle an object; its large arrays go to a place of shared memory, from where every reader maps them.
 
     cloudpickle carries classes and functions of the user's own script by value, and the reader gets this
     process's import path, so a model or a data source need not be installed or registered anywhere. The
-    object's own frozen parameters move into the file too, which gives their memory back.
+    object's own frozen parameters move into shared memory too, which gives their memory back.
     """
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     pickler.dump(thing)
-    lengths = []
-    with file.open("wb") as output:
-        for buffer in pickler.buffers:
-            raw = buffer.raw()
-            lengths.append(raw.nbytes)
-            output.write(raw)
-            output.write(b"\0" * (-raw.nbytes % 64))
-    mapped = {id(b): part for b, part in zip(pickler.buffers, _map(file, lengths), strict=True)}
-    for parameter, buffer in pickler.frozen:
-        parameter.data = _tensor(mapped[id(buffer)], parameter.dtype, tuple(parameter.shape))
-    return pickle.dumps((sys.path, stream.getvalue(), lengths))
+    raws = [buffer.raw() for buffer in pickler.buffers]
+    lengths = [raw.nbytes for raw in raws]
+    place = Place.make("job", sum(-(-length // 64) * 64 for length in lengths))
+    try:
+        with place.map() as memory:
+            start = 0
+            for raw in raws:
+                memory[start : start + raw.nbytes] = raw
+                start += -(-raw.nbytes // 64) * 64
+        mapped = {id(b): part for b, part in zip(pickler.buffers, _map(place, lengths), strict=True)}
+        for parameter, buffer in pickler.frozen:
+            parameter.data = _tensor(mapped[id(buffer)], parameter.dtype, tuple(parameter.shape))
+        return pickle.dumps((_import_path(), stream.getvalue(), lengths)), place
+    except BaseException:
+        place.close()
+        raise
 
 
-def load(data: bytes, file: Path) -> Any:
+def _import_path() -> list[str]:
+    """This process's path; the current folder last, where nothing in it can pass for a known module."""
+    here = str(Path.cwd())
+    named = [entry for entry in sys.path if entry not in ("", here)]
+    return named if len(named) == len(sys.path) else [*named, here]
+
+
+def load(data: bytes, place: Place) -> Any:
     """The object that `dump` wrote, on top of the shared arrays."""
     path, body, lengths = pickle.loads(data)
     sys.path[:] = path
-    return pickle.loads(body, buffers=_map(file, lengths))
+    return pickle.loads(body, buffers=_map(place, lengths))
 
 
-def _map(file: Path, lengths: list[int]) -> list[memoryview | bytes]:
-    """The parts of a file of those lengths, each at a multiple of 64 bytes."""
+def _map(place: Place, lengths: list[int]) -> list[memoryview | bytes]:
+    """The parts of a place of those lengths, each at a multiple of 64 bytes."""
     if not any(lengths):
         return [b""] * len(lengths)
-    with file.open("r+b") as stream:
-        # Copy-on-write: torch warns about read-only memory, and a worker must never change another's data.
-        mapped = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY))
+    # Private: torch warns about read-only memory, and a worker must never change another's data.
+    mapped = memoryview(place.map(private=True))
     parts: list[memoryview | bytes] = []
     start = 0
     for length in lengths:

@@ -31,6 +31,7 @@ from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory
 from tacit.engine.coins import cipher_coins, refresh_generator
 from tacit.engine.contract import Order, Report, Tune, Visit
+from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine, refuse_leaky_modules
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, nothing, workload
 from tacit.engine.memory import MemoryStore
@@ -147,20 +148,26 @@ class Worker:
         if job.privacy is not None:
             self._model.watch_large()
 
-    def sum(self, order: Order, message: Vectors, shard: Sequence[Visit], into: Vectors) -> list[Report]:
-        """Train a shard's clients in turn and leave the weighted sum of their uploads in `into`."""
+    def sum(
+        self, order: Order, message: Vectors | Shown, shard: Sequence[Visit], into: Vectors
+    ) -> list[Report]:
+        """Train a shard's clients in turn and leave the weighted sum of their uploads in `into`.
+
+        Clients never get the vectors of `message` themselves: see `tacit.engine.guard`.
+        """
         for total in into.values():
             total.zero_()
+        shown = message if isinstance(message, Shown) else Shown.copy_of(message)
         with cipher_coins() if self._secret_coins else nullcontext():
-            reports = [self._visit(order, message, visit, into) for visit in shard]
+            reports = [self._visit(order, shown, visit, into) for visit in shard]
         if self.job.privacy is not None:
             self._model.refuse_large_changes()
         return reports
 
     @torch.no_grad()
-    def _visit(self, order: Order, message: Vectors, visit: Visit, into: Vectors) -> Report:
+    def _visit(self, order: Order, shown: Shown, visit: Visit, into: Vectors) -> Report:
         start = time.perf_counter()
-        job, flat, client = self.job, self.flat, visit.client
+        job, flat, client, message = self.job, self.flat, visit.client, shown.message
         self.load(message)
         self._seed(order, client)
         losses: list[Tensor] = []
@@ -181,8 +188,9 @@ class Worker:
             losses=losses,
         )
         try:
-            upload, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
-            self._check(upload, into)
+            sent, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
+            shown.refuse_if_written()
+            upload = received(sent, {name: t.numel() for name, t in into.items() if name != BUFFERS})
         except Exception as error:
             where = f"client {client}, round {order.round}, step {work.count}"
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
@@ -303,15 +311,6 @@ class Worker:
             for name, vector in upload.items():
                 into[name].add_(vector, alpha=weight)
         return norm, weight
-
-    @staticmethod
-    def _check(upload: Mapping[str, Tensor], into: Vectors) -> None:
-        expected = {name: total.numel() for name, total in into.items() if name != BUFFERS}
-        got = {name: vector.numel() for name, vector in upload.items()}
-        if got != expected:
-            raise ValueError(
-                f"the algorithm sent {got} but its uploads() declares {expected}; make the two agree"
-            )
 
     def load(self, message: Vectors, personal: Tensor | None = None) -> None:
         """Put the server's model (and a client's personal part) into the resident model, and nothing else:

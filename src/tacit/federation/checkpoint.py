@@ -1,17 +1,17 @@
 """Checkpoints: a folder for each saved round, written whole or not at all.
 
-A checkpoint is `checkpoint/ROUND/` with the vectors (`state.safetensors`) and the plain values
-(`state.json`, which also holds the vectors' hash). It is written beside its place and renamed into it, so
-a kill at any moment leaves the one before it intact; a damaged one is recognised by its hash, and the
-newest sound one is used.
+A checkpoint is `checkpoint/ROUND/` with the vectors (`state.safetensors`) and a manifest (`state.json`): the
+plain values, and the hashes of everything that belongs to it (the vectors, the run's config and lineage, the
+clients' states, the metrics so far, the ledger's last line). The manifest holds a hash of itself. It is all
+written beside its place and renamed into it, so a kill at any moment leaves the one before it intact; a
+damaged one is recognised, and the newest sound one is used.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,11 +21,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tacit.engine import BUFFERS
+from tacit.engine import BUFFERS, MemoryStore
 from tacit.errors import UserError
+from tacit.federation.files import digest, sealed, sync, unsealed, write_atomically
 from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
 
 VECTORS, FACTS = "state.safetensors", "state.json"
+CONFIG, LINEAGE = "config.yaml", "lineage.json"
+"""The files of a run that never change after its first round begins."""
+Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,27 +39,34 @@ class Checkpoint:
     round: int
     """Rounds finished."""
     vectors: Vectors
-    facts: dict[str, Any]
+    facts: Facts
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write a checkpoint atomically and remove all but the newest `keep`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{checkpoint.round:06d}.partial"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial, place = folder / f"{checkpoint.round:06d}.partial", folder / f"{checkpoint.round:06d}"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    save_file({name: _alone(v) for name, v in checkpoint.vectors.items()}, partial / VECTORS)
-    facts = {"round": checkpoint.round, "sha256": _hash(partial / VECTORS), **checkpoint.facts}
-    (partial / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-    for file in (VECTORS, FACTS):
-        _sync(partial / file)
-    _sync(partial)
-    place = folder / f"{checkpoint.round:06d}"
-    shutil.rmtree(place, ignore_errors=True)
-    partial.rename(place)
-    _sync(folder)
-    for old in _finished(folder)[keep:]:
+    try:
+        partial.mkdir(mode=0o700)
+        save_file({name: _alone(v) for name, v in checkpoint.vectors.items()}, partial / VECTORS)
+        (partial / VECTORS).chmod(0o600)
+        sync(partial / VECTORS)
+        facts = {"round": checkpoint.round, "sha256": digest(partial / VECTORS), **checkpoint.facts}
+        write_atomically(partial / FACTS, sealed(facts))
+        shutil.rmtree(place, ignore_errors=True)
+        partial.rename(place)
+    except (OSError, SafetensorError):
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync(folder)
+    for old in finished(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def size(vectors: Vectors) -> int:
+    """Bytes that a checkpoint of these vectors takes, its manifest aside."""
+    return sum(vector.nbytes for vector in vectors.values())
 
 
 def _alone(vector: Tensor) -> Tensor:
@@ -76,20 +87,81 @@ def with_prefix(vectors: Vectors, prefix: str) -> Vectors:
     return {name.removeprefix(prefix): v for name, v in vectors.items() if name.startswith(prefix)}
 
 
-def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint (None if none was ever written), and a line on each damaged one."""
+def newest(
+    folder: Path, check: Callable[[Facts], None] = lambda facts: None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint (None if none was ever written), and a line on each damaged one.
+
+    `check` may raise ValueError for one that is not sound for other reasons.
+    """
     damaged: list[str] = []
-    for place in _finished(folder):
+    for place in finished(folder):
         try:
-            facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
-            if _hash(place / VECTORS) != facts["sha256"]:
+            facts = read_facts(place)
+            if digest(place / VECTORS) != facts["sha256"]:
                 raise ValueError("its contents do not match its hash")
-            return Checkpoint(int(facts["round"]), load_file(place / VECTORS), facts), damaged
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            check(facts)
+            return Checkpoint(facts["round"], load_file(place / VECTORS), facts), damaged
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             damaged.append(f"checkpoint {place.name} is damaged ({error}); using the one before it")
     if damaged:
-        raise UserError(f"{folder}: all {len(damaged)} checkpoints are damaged; start the run again")
+        raise UserError(
+            f"{folder}: all {len(damaged)} checkpoints are damaged; `tacit verify {folder.parent}` says how; "
+            "restore one, or start the run again"
+        )
     return None, damaged
+
+
+def read_facts(place: Path) -> Facts:
+    """A checkpoint's manifest; ValueError if it is damaged or belongs elsewhere."""
+    facts = unsealed((place / FACTS).read_text(encoding="utf-8"))
+    if int(place.name) != facts["round"]:
+        raise ValueError(f"it is of round {facts['round']}")
+    return facts
+
+
+def belongings(run: Path) -> dict[str, str]:
+    """Hashes of a run's files that a checkpoint belongs with, for its manifest.
+
+    Of the config, all but `rounds`: a run may be told to go on for longer.
+    """
+    found = {}
+    if (run / CONFIG).exists():
+        lines = (run / CONFIG).read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if not line.startswith(("rounds:", "#"))]
+        found[CONFIG] = sha256("\n".join(kept).encode()).hexdigest()
+    if (run / LINEAGE).exists():
+        found[LINEAGE] = digest(run / LINEAGE)
+    return found
+
+
+def refuse_other_files(run: Path, facts: Facts) -> None:
+    """Refuse a config or lineage that is not the one a checkpoint was saved with."""
+    now = belongings(run)
+    for name, known in facts.get("belongs", {}).items():
+        if now.get(name) != known:
+            raise UserError(
+                f"{run / name} is not the one that round {facts['round']} was saved with; restore it, or "
+                "start a new run for other settings"
+            )
+
+
+def metrics_match(file: Path, facts: Facts) -> bool:
+    """Whether a run's metrics begin with those that a checkpoint was saved with."""
+    saved = facts["metrics"]
+    kept = file.read_bytes()[: saved["bytes"]]
+    return bool(len(kept) == saved["bytes"] and sha256(kept).hexdigest() == saved["sha256"])
+
+
+def check_states(store: MemoryStore, facts: Facts) -> None:
+    """ValueError if a client's state is not the one that a checkpoint was saved with."""
+    known = facts.get("states", {})
+    for client, version in facts.get("memory", {}).items():
+        file = store.file(int(client), version)
+        if not file.exists():
+            raise ValueError(f"{file} is missing")
+        if store.digest(int(client), version) != known[client]:
+            raise ValueError(f"{file} is not the state that was saved")
 
 
 def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> None:
@@ -100,6 +172,7 @@ def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> Non
     saved, _ = newest(run / "checkpoint")
     if saved is None:
         raise UserError(f"{run}: no round was saved yet, so there is no trained model in it")
+    refuse_other_files(run, saved.facts)
     refuse_other_base(saved.facts, frozen_hash(model), run)
     layout = Layout.of(model, personal)
     if saved.vectors["theta"].numel() != layout.shared:
@@ -118,33 +191,16 @@ def refuse_other_base(facts: Mapping[str, Any], frozen: str | None, run: Path) -
         )
 
 
-def kept_facts(folder: Path) -> list[dict[str, Any]]:
-    """The plain values of every readable checkpoint, newest first."""
+def kept_facts(folder: Path) -> list[Facts]:
+    """The manifests of all checkpoints that have a sound one, newest first."""
     facts = []
-    for place in _finished(folder):
-        try:
-            facts.append(json.loads((place / FACTS).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue
+    for place in finished(folder):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            facts.append(read_facts(place))
     return facts
 
 
-def _finished(folder: Path) -> list[Path]:
-    places = (p for p in folder.glob("*") if p.is_dir() and p.name.isdigit())
-    return sorted(places, key=lambda p: p.name, reverse=True)
-
-
-def _hash(file: Path) -> str:
-    digest = sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def finished(folder: Path) -> list[Path]:
+    """The folders of saved rounds, newest first: by number, since names grow beyond six digits."""
+    places = (p for p in folder.glob("*") if p.name.isascii() and p.name.isdecimal() and p.is_dir())
+    return sorted(places, key=lambda p: int(p.name), reverse=True)

@@ -7,7 +7,6 @@ saw some of its people without protection is refused, since no noise added later
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,12 @@ from typing import Any
 
 from tacit.data.identity import Identity
 from tacit.errors import UserError
-from tacit.federation.files import write_atomically
+from tacit.federation.checkpoint import CONFIG, LINEAGE
+from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.federation.statements import LEDGER, read_ledger
 from tacit.privacy import Carried, Charge, Header, Part, replay
 from tacit.privacy.events import plain_event, read_event
 from tacit.privacy.ledger import Contents
-
-LINEAGE = "lineage.json"
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,13 @@ class Ancestor:
 def write_lineage(folder: Path, data: Identity, ancestors: Sequence[Ancestor]) -> None:
     """Write down a run's data and where its model comes from, before its first round."""
     plain = {"data": data.to_json(), "ancestors": [_plain(ancestor) for ancestor in ancestors]}
-    write_atomically(folder / LINEAGE, json.dumps(plain) + "\n")
-    (folder / LINEAGE).chmod(0o600)  # it names people
+    write_atomically(folder / LINEAGE, sealed(plain))
 
 
 def read_lineage(folder: Path) -> tuple[Identity, list[Ancestor]]:
     """The data of a run, and the runs before it."""
     try:
-        plain = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+        plain = unsealed((folder / LINEAGE).read_text(encoding="utf-8"))
         return Identity.from_json(plain["data"]), [_read(ancestor) for ancestor in plain["ancestors"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / LINEAGE} cannot be read ({error}); restore it") from None

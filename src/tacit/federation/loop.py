@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tacit import randomness
@@ -25,6 +26,7 @@ from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.layers import layer_statistics, server_statistics
+from tacit.federation.room import Room
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SPENT
 from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
@@ -177,7 +179,12 @@ class Federation:
         self.seconds = 0.0
         self.notes: list[str] = []
         self.stopped: str | None = None
-        self._metrics_size = 0
+        self._metrics_saved: dict[str, Any] | None = None
+        self._digests: dict[int, str] = {}
+        self._saved = 0
+        self._between_rounds = True
+        self._unrecorded: Record | None = None
+        self._room = Room(folder)
         self._mechanism_state = self.mechanism.init()
         self._spent: dict[str, Any] = {}
         self.trackers: list[Tracker] = list(trackers)
@@ -188,14 +195,15 @@ class Federation:
     def run(self) -> Result:
         """Train to the last round; stop early, saved, when asked to (Ctrl-C or SIGTERM)."""
         settings = self.settings
-        if self.round == 0:
-            self.memory_store.clear()
-        self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_size)
-        self.trackers.insert(0, self._metrics)
         engine = self._engine()
         try:
+            # Whatever may refuse comes first: a run that is refused leaves everything as it was.
             self.spending.open(self.folder, self._spent)
-            notes = [*self.notes, *self._warnings()]
+            if self.round == 0:
+                self.memory_store.clear()
+            self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_saved)
+            self.trackers.insert(0, self._metrics)
+            notes = [*self.notes, *filter(None, [self._metrics.note]), *self._warnings()]
             facts = {
                 "parameters": self.layout.size,
                 "frozen": sum(p.numel() for p in self.job.model.parameters() if not p.requires_grad),
@@ -214,15 +222,26 @@ class Federation:
                                 "raise the noise or the budget (`tacit plan --help` shows how)"
                             )
                         self.stopped = "the next round would exceed the privacy budget"
-                        self._save()
                         break
-                    for tracker in self.trackers:
-                        tracker.round(record)
+                    self._tell(record)
                     last = self.round == settings.rounds or stop()
                     if last or self.round % settings.checkpoint_every == 0:
                         self._save()
+                if self.stopped is not None and self.round != self._saved:
+                    self._save()
+        except (OSError, SafetensorError) as error:
+            self._save_what_is_whole()
+            raise UserError(
+                f"{self.folder}: cannot be written ({getattr(error, 'strerror', None) or error}); round "
+                f"{self._saved} is saved: mend that, then resume"
+            ) from error
+        except BaseException:
+            # A failure, or a second Ctrl-C: the round under way is dropped, those before it are kept.
+            self._save_what_is_whole()
+            raise
         finally:
             engine.close()
+            self._room.give_back()
             self.spending.close()
             for tracker in self.trackers:
                 tracker.close()
@@ -265,7 +284,26 @@ class Federation:
         settings = self.settings
         if settings.workers == 0:
             return InProcess(self.job, settings.threads)
-        return Pool(self.job, self._message(), settings.workers, settings.threads)
+        return Pool(
+            self.job, self._message(), settings.workers, settings.threads, before_replay=self._charge_again
+        )
+
+    def _charge_again(self, visits: Sequence[Visit]) -> None:
+        """Clients are about to be played a second time in this round, since their worker was lost.
+
+        With named randomness they do the same again. Where what a client sends is already a release, under
+        secret randomness, it would be a second one of the same data; nobody can say what became of the
+        first, so it is paid for like any other, on disk before it begins.
+        """
+        if self.job.privacy is None or not self.mechanism.clients_release or self.job.privacy.simulated:
+            return
+        charge = self.mechanism.charge(self.round, np.array([v.client for v in visits]), self.job.workload)
+        if not self.spending.affords(charge):
+            raise UserError(
+                "a worker process was lost, and to play its clients again would exceed the privacy budget; "
+                f"the round was dropped, and round {self.round} is saved"
+            )
+        self.spending.record(charge)
 
     def _message(self) -> Vectors:
         message = self.job.algorithm.message(self.state)
@@ -282,6 +320,8 @@ class Federation:
         charge = mechanism.charge(n, cohort, workload, attempt)
         if not spending.affords(charge):
             return None
+        if charge is not None:
+            self._room.hold(checkpoints.size(self._vectors()))
         # 3. What goes down.
         bounding = mechanism.bounding(state, self.job.upload_sizes, self.layout, len(cohort))
         order, message = self._order(attempt, bounding), self._message()
@@ -299,6 +339,7 @@ class Federation:
         if not mechanism.clients_release:
             spending.record(charge)
         # 6. The only way from uploads to the server, and 7. its step.
+        self._between_rounds = False
         arrivals = _arrivals(reports, bounding)
         exact = self._mean_before_noise(total, bounding) if self.job.layers else None
         mean, self._mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
@@ -339,7 +380,8 @@ class Federation:
                 self.memory[report.client] = self.round
                 self._unsaved.add(report.client)
         self.round += 1
-        record = self._record(lr, message, reports)
+        self._unrecorded = record = self._record(lr, message, reports)
+        self._between_rounds = True
         if self.round % settings.evaluate_every == 0 or self.round == settings.rounds:
             record |= engine.evaluate(self._message())
             record |= self._evaluate_clients(engine, "personal", None)
@@ -371,7 +413,7 @@ class Federation:
 
     def _refuse_if_none_finite(self, reports: Sequence[Report]) -> None:
         if reports and not any(report.finite for report in reports):
-            saved = f"round {self._saved_round} is saved" if self._saved_round else "no round was saved yet"
+            saved = f"round {self.round} is saved" if self.round else "no round was saved yet"
             raise Diverged(
                 f"round {self.round + 1}: the updates of all {len(reports)} clients were infinite or not a "
                 f"number; {saved} in {self.folder}. Lower local.lr or set local.clip, then start again"
@@ -398,7 +440,7 @@ class Federation:
         record["bytes_up"] = 4 * len(reports) * sum(self.job.upload_sizes.values())
         if "bound" in self._mechanism_state:
             record["clip"] = self._mechanism_state["bound"]
-        return record | self.spending.facts()
+        return record | self.spending.facts(final=self.round == self.settings.rounds)
 
     def _evaluate_clients(self, engine: Engine, prefix: str, tune: Tune | None) -> Record:
         count = min(self.settings.evaluate_clients, len(self.job.population))
@@ -419,32 +461,53 @@ class Federation:
 
         return tell
 
-    @property
-    def _saved_round(self) -> int:
-        kept = checkpoints.kept_facts(self.folder / "checkpoint")
-        return int(kept[0]["round"]) if kept else 0
+    def _tell(self, record: Record) -> None:
+        self._unrecorded = None
+        for tracker in self.trackers:
+            tracker.round(record)
 
-    def _save(self) -> None:
-        tensors, scalars = self.optimizer.state()
-        noise, mechanism = checkpoints.split_vectors(self._mechanism_state)
-        vectors = (
+    def _vectors(self) -> Vectors:
+        """All vectors of a checkpoint."""
+        tensors, _ = self.optimizer.state()
+        noise, _ = checkpoints.split_vectors(self._mechanism_state)
+        return (
             self.state
             | {OPTIMIZER + name: tensor for name, tensor in tensors.items()}
             | {MECHANISM + name: tensor for name, tensor in noise.items()}
         )
+
+    def _save_what_is_whole(self) -> None:
+        """Save the rounds that were finished since the last checkpoint, if nothing forbids it."""
+        if not self._between_rounds or self.round == self._saved:
+            return
+        with suppress(OSError, SafetensorError, UserError):
+            if self._unrecorded is not None:  # its evaluation failed; the round itself did not
+                self._tell(self._unrecorded | {"seconds": 0.0})
+            self._save()
+
+    def _save(self) -> None:
+        _, scalars = self.optimizer.state()
+        _, mechanism = checkpoints.split_vectors(self._mechanism_state)
+        self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
+        for client in self._unsaved:
+            self._digests[client] = self.memory_store.digest(client, self.memory[client])
         facts = {
+            "belongs": checkpoints.belongings(self.folder),
             "memory": {str(client): version for client, version in self.memory.items()},
-            "metrics_bytes": self._metrics.size,
+            "states": {str(client): known for client, known in self._digests.items()},
+            "metrics": self._metrics.saved(),
             "optimizer": scalars,
             "seconds": self.seconds,
             "mechanism": mechanism,
             SPENT: self.spending.saved(),
             "frozen": self._frozen,
         }
-        self.spending.explain(self.folder)
-        self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
-        folder = self.folder / "checkpoint"
-        checkpoints.save(folder, Checkpoint(self.round, vectors, facts), self.settings.keep_checkpoints)
+        self._room.give_back()
+        final = self.round == self.settings.rounds or self.stopped is not None
+        self.spending.explain(self.folder, final)
+        folder, saved = self.folder / "checkpoint", Checkpoint(self.round, self._vectors(), facts)
+        checkpoints.save(folder, saved, self.settings.keep_checkpoints)
+        self._saved = self.round
         if self._unsaved:
             kept = [facts["memory"] for facts in checkpoints.kept_facts(folder)]
             for client in self._unsaved:
@@ -452,9 +515,13 @@ class Federation:
             self._unsaved.clear()
 
     def _restore(self) -> None:
-        saved, self.notes = checkpoints.newest(self.folder / "checkpoint")
+        def check(facts: dict[str, Any]) -> None:
+            checkpoints.check_states(self.memory_store, facts)
+
+        saved, self.notes = checkpoints.newest(self.folder / "checkpoint", check)
         if saved is None:
             return
+        checkpoints.refuse_other_files(self.folder, saved.facts)
         checkpoints.refuse_other_base(saved.facts, self._frozen, self.folder)
         optimizer, noise = (checkpoints.with_prefix(saved.vectors, p) for p in (OPTIMIZER, MECHANISM))
         state = {n: v for n, v in saved.vectors.items() if not n.startswith((OPTIMIZER, MECHANISM))}
@@ -462,13 +529,9 @@ class Federation:
         self.optimizer.load(optimizer, saved.facts["optimizer"])
         self.state = {**state, "theta": self.optimizer.theta}
         self.memory = {int(client): version for client, version in saved.facts["memory"].items()}
+        self._digests = {int(client): known for client, known in saved.facts["states"].items()}
         self.round, self.seconds = saved.round, float(saved.facts["seconds"])
-        self._metrics_size = int(saved.facts["metrics_bytes"])
-        if "release" in saved.facts:
-            raise UserError(
-                f"{self.folder} was saved by an earlier version of this program, whose noise and ledger were "
-                "others; start a new run"
-            )
+        self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
         self._mechanism_state = {**saved.facts["mechanism"], **noise}
         self._spent = saved.facts[SPENT]
 

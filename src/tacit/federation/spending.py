@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from tacit.errors import UserError
 from tacit.federation.statements import LEDGER, refuse_less_than_saved, write_statement
 from tacit.privacy import Charge, Ledger, Mechanism, Workload
+from tacit.privacy.statement import Tally
+from tacit.privacy.totals import Worst
 
 
 class Spending:
@@ -28,7 +29,7 @@ class Spending:
         self._mechanism, self._workload = mechanism, workload
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
-        self._attempts: Counter[int] = Counter()
+        self._tally = Tally()
 
     def open(self, folder: Path, saved: Mapping[str, Any]) -> None:
         """The run begins, or goes on from a checkpoint that `saved` these facts about the ledger."""
@@ -43,11 +44,12 @@ class Spending:
         except UserError:
             self.close()
             raise
-        self._attempts.update(charge.round for charge in self.ledger.charges if charge.carried is None)
+        for charge in self.ledger.charges:
+            self._tally.add(charge)
 
     def attempt(self, round: int) -> int:
         """How often a round was charged before: one played again must not repeat its noise."""
-        return self._attempts[round]
+        return self._tally.attempts[round]
 
     def affords(self, charge: Charge | None) -> bool:
         """Whether the budget has room for one more charge."""
@@ -59,13 +61,23 @@ class Spending:
         """Put a charge on disk; what it pays for may be released after this returns."""
         if charge is not None:
             self._open.charge(charge)
-            self._attempts[charge.round] += 1
+            self._tally.add(charge)
 
-    def facts(self) -> dict[str, Any]:
-        """Plain values for a round's record."""
+    def facts(self, final: bool = False) -> dict[str, Any]:
+        """Plain values for a round's record; before the final one, ε may be an upper bound: see `_worst`."""
         if self._mechanism is None:
             return {}
-        return {"epsilon": self._open.epsilon().value, "delta": self._mechanism.delta}
+        return {"epsilon": self._worst(final).epsilon.value, "delta": self._mechanism.delta}
+
+    def _worst(self, exact: bool) -> Worst:
+        """The worst client. Unless `exact`, with counts rounded up where that stays within the budget."""
+        assert self._mechanism is not None
+        totals, delta, budget = self._open.totals, self._mechanism.delta, self._mechanism.epsilon
+        if not exact:
+            found = totals.worst(delta, rounded=True)
+            if budget is None or found.epsilon.value <= budget:
+                return found
+        return totals.worst(delta)
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint must know of the ledger: how long it was, and its last line's hash."""
@@ -74,10 +86,12 @@ class Spending:
         contents = self._open.contents
         return {"charges": len(contents.charges), "head": contents.head}
 
-    def explain(self, folder: Path) -> None:
+    def explain(self, folder: Path, final: bool = False) -> None:
         """Write down what is guaranteed so far, if anything is."""
         if self._mechanism is not None:
-            write_statement(folder, self._mechanism, self._open.charges, self._workload.population)
+            write_statement(
+                folder, self._mechanism, self._worst(final), self._tally, self._workload.population
+            )
 
     def close(self) -> None:
         if self.ledger is not None:

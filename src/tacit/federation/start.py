@@ -14,25 +14,42 @@ True
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tacit.errors import UserError
-from tacit.federation.checkpoint import load_model
+from tacit.federation.checkpoint import CONFIG, load_model
+from tacit.federation.files import sync
 
-MODEL, CONFIG = "model.safetensors", "config.yaml"
+MODEL = "model.safetensors"
+HASH = "sha256"
 
 
 def save_weights(model: nn.Module, file: Path) -> None:
-    """Write a module's whole state, by name."""
+    """Write a module's whole state, by name, with a hash of it among the file's own notes."""
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     partial = file.with_name(file.name + ".partial")
-    save_file(state, partial)
-    partial.replace(file)
+    try:
+        save_file(state, partial, {HASH: _hash(state)})
+        sync(partial)
+        partial.replace(file)
+        sync(file.parent)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{file}: cannot be written ({error}); make room, then resume") from None
+
+
+def _hash(state: dict[str, Tensor]) -> str:
+    found = sha256()
+    for name, tensor in sorted(state.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def start_from(model: nn.Module, place: str | Path) -> None:
@@ -40,7 +57,7 @@ def start_from(model: nn.Module, place: str | Path) -> None:
     place = Path(place).expanduser()
     file = place / MODEL if place.is_dir() else place
     if file.is_file():
-        _copy(model, _read(file), file)
+        _copy(model, read_weights(file), file)
     elif (place / CONFIG).is_file():
         _of_run(model, place)
     else:
@@ -50,11 +67,16 @@ def start_from(model: nn.Module, place: str | Path) -> None:
         )
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file; refuses one that is damaged. A file by others has no hash to go by."""
     try:
         saved: dict[str, Tensor] = load_file(file)
+        with safe_open(file, "pt") as opened:
+            known = (opened.metadata() or {}).get(HASH)
     except (OSError, SafetensorError) as error:
         raise UserError(f"model.start: {file} cannot be read ({error})") from None
+    if known is not None and known != _hash(saved):
+        raise UserError(f"model.start: {file} is damaged: its contents do not match its hash; restore it")
     return saved
 
 

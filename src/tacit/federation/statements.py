@@ -4,7 +4,6 @@ makes.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,27 +12,29 @@ from typing import Any
 
 from tacit.errors import UserError
 from tacit.federation import checkpoint
-from tacit.federation.files import write_atomically
-from tacit.privacy import Charge, Ledger, Mechanism, replay
+from tacit.federation.files import sealed, unsealed, write_atomically
+from tacit.privacy import Ledger, Mechanism, replay
 from tacit.privacy.composition import compose
 from tacit.privacy.ledger import Contents
 from tacit.privacy.mechanisms import plain_mechanism, read_mechanism
-from tacit.privacy.statement import Statement, make_statement
+from tacit.privacy.statement import Statement, Tally, make_statement, state
+from tacit.privacy.totals import Worst
 
 LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
 SPENT = "spending"
 """Where a checkpoint keeps what it knows of the ledger."""
 
 
-def write_statement(folder: Path, mechanism: Mechanism, charges: Sequence[Charge], population: int) -> None:
-    """Say what a ledger's charges add up to, in `statement.json`, with what it takes to say it again later.
+def write_statement(folder: Path, mechanism: Mechanism, worst: Worst, tally: Tally, population: int) -> None:
+    """Say what a run has spent, in `statement.json`, with what it takes to say it again later.
 
-    The charges are the open ledger's own: reading its file would give up the lock on it.
+    The totals are the open ledger's own: reading its file would give up the lock on it, and adding them all
+    up again would take longer with every round.
     """
-    statement = make_statement(mechanism, charges, population)
+    statement = state(mechanism, worst, tally, population)
     made_from = {"mechanism": plain_mechanism(mechanism), "population": population}
     plain = statement.to_dict() | {"made_from": made_from}
-    write_atomically(folder / STATEMENT, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / STATEMENT, sealed(plain, indent=1))
 
 
 def read_statement(folder: Path) -> Statement:
@@ -42,10 +43,10 @@ def read_statement(folder: Path) -> Statement:
     if not file.exists():
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
     try:
-        made_from = json.loads(file.read_text(encoding="utf-8"))["made_from"]
+        made_from = unsealed(file.read_text(encoding="utf-8"), indent=1)["made_from"]
         mechanism = read_mechanism(made_from["mechanism"])
         population = int(made_from["population"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); resume the run to have it written anew") from None
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
+from zlib import crc32
 
 from tacit.errors import UserError
+from tacit.federation.files import write_all
 
 Record = dict[str, Any]
 """One round's metrics: plain values by name."""
+CHECK = ', "check": "{:08x}"}}'
+"""The end of a line of metrics: a CRC of the line without it, which no single flipped bit survives."""
 
 
 class Tracker(Protocol):
@@ -31,19 +36,44 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """Metrics as JSON lines, one a round. `size` lets a resumed run cut off rounds that it does again."""
+    """Metrics as JSON lines, one a round."""
 
-    def __init__(self, file: Path, size: int) -> None:
-        self._stream = file.open("ab")
-        self._stream.truncate(size)
-        self._stream.seek(size)
+    def __init__(self, file: Path, saved: Mapping[str, Any] | None = None) -> None:
+        """Go on after what a checkpoint `saved` (see that method), cutting off rounds that are played again.
 
-    @property
-    def size(self) -> int:
-        """Bytes written and on disk."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
-        return self._stream.tell()
+        If the lines before are not those that were saved, the file is set aside as `*.damaged` and the sound
+        ones are kept; `note` then says so.
+        """
+        self.note: str | None = None
+        saved = saved or {"bytes": 0, "sha256": sha256().hexdigest()}
+        content = file.read_bytes() if file.exists() else b""
+        kept = content[: saved["bytes"]]
+        self._hash = sha256(kept)
+        if self._hash.hexdigest() != saved["sha256"]:
+            lines = [line for line in kept.split(b"\n") if line and _read(line) is not None]
+            kept = b"".join(line + b"\n" for line in lines)
+            aside = file.with_name(f"{file.name}.damaged")
+            if content:
+                file.replace(aside)
+            self._hash = sha256(kept)
+            self.note = (
+                f"{file} was damaged: the {len(lines)} sound lines are kept, all of it is in {aside.name}"
+            )
+        self._fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            if self.note:
+                write_all(self._fd, kept)
+            os.ftruncate(self._fd, len(kept))
+            os.lseek(self._fd, len(kept), os.SEEK_SET)
+        except OSError:
+            self.close()
+            raise
+        self._size = len(kept)
+
+    def saved(self) -> dict[str, Any]:
+        """Length and hash of all that is written, on disk when this returns: for a checkpoint."""
+        os.fsync(self._fd)
+        return {"bytes": self._size, "sha256": self._hash.hexdigest()}
 
     def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
         pass
@@ -52,11 +82,15 @@ class JsonLines:
         pass
 
     def round(self, record: Record) -> None:
-        self._stream.write(json.dumps(record).encode() + b"\n")
-        self._stream.flush()
+        line = _line(record)
+        write_all(self._fd, line)
+        self._hash.update(line)
+        self._size += len(line)
 
     def close(self) -> None:
-        self._stream.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class TensorBoard:
@@ -88,7 +122,41 @@ class TensorBoard:
 
 def read_metrics(file: Path) -> list[Record]:
     """All complete lines of a metrics file (a line cut short by a kill is left out)."""
+    records = []
+    for number, record in enumerate(metrics_lines(file), start=1):
+        if record is None:
+            raise UserError(
+                f"{file}: line {number} is damaged; `tacit verify {file.parent}` says what can be saved"
+            )
+        records.append(record)
+    return records
+
+
+def metrics_lines(file: Path) -> list[Record | None]:
+    """The complete lines of a metrics file, with None for each damaged one."""
     if not file.exists():
         return []
-    lines = file.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    try:
+        return [_read(line) for line in file.read_bytes().split(b"\n")[:-1]]
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
+
+
+def _line(record: Record) -> bytes:
+    body = json.dumps(record).encode()
+    return body[:-1] + CHECK.format(crc32(body)).encode() + b"\n"
+
+
+def _read(line: bytes) -> Record | None:
+    """A line's record; None if it is damaged. Lines without a check are of an earlier version."""
+    length = len(CHECK.format(0))
+    body, check = line[:-length] + b"}", line[-length:]
+    try:
+        if check.startswith(b', "check": "'):
+            whole = check == CHECK.format(crc32(body)).encode()
+            record = json.loads(body) if whole else None
+        else:
+            record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and "round" in record else None

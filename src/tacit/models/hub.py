@@ -49,6 +49,7 @@ def from_hub(
                 folder,
                 **given,
                 local_files_only=True,
+                trust_remote_code=False,  # else a person at a terminal is asked whether to run it
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,  # a classifier of other classes is replaced
                 output_loading_info=True,
@@ -111,7 +112,7 @@ def first_line(error: Exception) -> str:
 
 def _read_config(folder: Path) -> Any:
     try:
-        return library().AutoConfig.from_pretrained(folder, local_files_only=True)
+        return library().AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"model.hub: {folder / 'config.json'}: {first_line(error)}") from None
 

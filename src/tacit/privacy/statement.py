@@ -15,12 +15,14 @@ This run is (ε = 1.69, δ = 1e-05)-differentially private for whole clients.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tacit.privacy.ledger import Charge, replay
 from tacit.privacy.mechanisms.base import Mechanism, Observer
+from tacit.privacy.totals import Worst
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,32 @@ class Statement:
 
 def make_statement(mechanism: Mechanism, charges: Sequence[Charge], population: int) -> Statement:
     """What the charges of a ledger add up to."""
-    worst = replay(charges).worst(mechanism.delta)
+    tally = Tally()
+    for charge in charges:
+        tally.add(charge)
+    return state(mechanism, replay(charges).worst(mechanism.delta), tally, population)
+
+
+@dataclass
+class Tally:
+    """How many rounds were charged, one charge after the other."""
+
+    rounds: int = 0
+    carried: int = 0
+    attempts: Counter[int] = field(default_factory=Counter)
+    """How often each of the run's own rounds was charged."""
+
+    def add(self, charge: Charge) -> None:
+        if charge.carried is not None:
+            self.carried += charge.carried.rounds
+        else:
+            self.rounds += 1
+            self.attempts[charge.round] += 1
+
+
+def state(mechanism: Mechanism, worst: Worst, tally: Tally, population: int) -> Statement:
+    """The statement of a run whose worst client has these totals."""
     epsilon = worst.epsilon
-    own = [charge.round for charge in charges if charge.carried is None]
-    carried = [charge.carried for charge in charges if charge.carried is not None]
     said = mechanism.describe(population, epsilon.value, worst.profile)
     return Statement(
         unit=mechanism.unit,
@@ -112,9 +136,9 @@ def make_statement(mechanism: Mechanism, charges: Sequence[Charge], population: 
         sampling=said.sampling,
         clipping=said.clipping,
         noise=said.noise,
-        rounds=len(own),
-        repeated=len(own) - len(set(own)),
-        carried=sum(origin.rounds for origin in carried),
+        rounds=tally.rounds,
+        repeated=tally.rounds - len(tally.attempts),
+        carried=tally.carried,
         observers=said.observers,
         not_covered=said.not_covered,
     )

@@ -80,9 +80,17 @@ class ClientTotals:
                 most[event] = max(most[event], count)
         return dict(most + Counter(dict(self._everyone)))
 
-    def worst(self, delta: float) -> Worst:
-        """The largest ε among the clients, and whose totals it comes from."""
-        candidates = self._candidates(self._everyone, self._holders)
+    def worst(self, delta: float, rounded: bool = False) -> Worst:
+        """The largest ε among the clients, and whose totals it comes from.
+
+        `rounded`: counts are rounded up to two or three digits first. ε grows with every count, so what is
+        told is an upper bound (of up to 3 % more events; exact below 64); and a run that asks after every round
+        meets the same few counts, whose ε is known.
+        """
+        everyone, holders = self._everyone, set(self._holders)
+        if rounded:
+            everyone, holders = _rounded_up(everyone), {_rounded_up(profile) for profile in holders}
+        candidates = self._candidates(everyone, holders)
         # `Epsilon.value` never exceeds the RDP bound: where that is below the largest value, stop.
         candidates.sort(key=lambda profile: rdp_epsilon(dict(profile), delta), reverse=True)
         worst = Worst(epsilon(dict(candidates[0]), delta), candidates[0])
@@ -122,6 +130,20 @@ def _merge(a: Profile, b: Profile) -> Profile:
     totals: Counter[Event] = Counter(dict(a))
     totals.update(dict(b))
     return tuple(sorted(totals.items(), key=lambda item: item[0].key))
+
+
+def _rounded_up(profile: Profile) -> Profile:
+    return tuple((event, rounded_count(count)) for event, count in profile)
+
+
+def rounded_count(count: int) -> int:
+    """A count of 64 or more, rounded up to one of 32 for each doubling.
+
+    >>> [rounded_count(n) for n in (1, 63, 65, 2000, 2017)]
+    [1, 63, 66, 2016, 2048]
+    """
+    step = 1 << max(count.bit_length() - 6, 0)
+    return -(-count // step) * step
 
 
 def _undominated(profiles: list[Profile]) -> list[Profile]:

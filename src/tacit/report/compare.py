@@ -14,6 +14,7 @@ import yaml
 
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
+from tacit.federation.verify import refuse_changed_config
 from tacit.tasks import Headline, headline
 
 CONFIG = "config.yaml"
@@ -85,7 +86,11 @@ def find_runs(places: Iterable[Path]) -> list[Run]:
         if not files:
             raise UserError(f"{place}: no run there, nor a sweep with runs inside")
         for file in files:
-            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            refuse_changed_config(file.parent)
+            try:
+                config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            except (OSError, yaml.YAMLError) as error:
+                raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]})") from None
             metrics = read_metrics(file.parent / "metrics.jsonl")
             if metrics:
                 runs[file.parent.resolve()] = Run(file.parent, config, metrics)

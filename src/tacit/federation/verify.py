@@ -1,0 +1,145 @@
+"""Is everything in a run's folder as it was written, and if not, what can still be used?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacit.engine import MemoryStore
+from tacit.errors import UserError
+from tacit.federation import checkpoint
+from tacit.federation.checkpoint import CONFIG, LINEAGE, VECTORS
+from tacit.federation.files import digest, unsealed_text
+from tacit.federation.lineage import read_lineage
+from tacit.federation.start import MODEL, read_weights
+from tacit.federation.statements import LEDGER, STATEMENT, read_ledger, read_statement
+from tacit.federation.tracking import metrics_lines
+
+METRICS, MEMORY = "metrics.jsonl", "memory"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One file (or checkpoint): what is wrong with it, and what that means for the run."""
+
+    name: str
+    problem: str | None = None
+    """None: it is as it was written."""
+    advice: str = ""
+
+
+def refuse_changed_config(run: Path) -> None:
+    """Refuse a config that was changed after its run began: it would not be that run's any more."""
+    file = run / CONFIG
+    try:
+        unsealed_text(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{file} was changed after the run began ({error}); restore it. `tacit resume --rounds N` makes "
+            "a run longer; for other settings start a new one"
+        ) from None
+
+
+def examine(run: Path) -> list[Finding]:
+    """A finding on each file of a run that anything relies on."""
+    found = [_config(run), _lineage(run)]
+    if (run / LEDGER).exists() or (run / STATEMENT).exists():
+        found += [_ledger(run), _statement(run)]
+    found += _checkpoints(run)
+    if (run / METRICS).exists():
+        found.append(_metrics(run))
+    if (run / MODEL).exists():
+        found.append(_model(run))
+    return found
+
+
+def _config(run: Path) -> Finding:
+    try:
+        refuse_changed_config(run)
+    except UserError as error:
+        return Finding(
+            CONFIG, str(error), "the run cannot go on without it; its model can be taken out by hand"
+        )
+    return Finding(CONFIG)
+
+
+def _lineage(run: Path) -> Finding:
+    try:
+        read_lineage(run)
+    except UserError as error:
+        return Finding(LINEAGE, str(error), "the run cannot go on, nor a private run start from it")
+    return Finding(LINEAGE)
+
+
+def _ledger(run: Path) -> Finding:
+    try:
+        contents = read_ledger(run)
+    except UserError as error:
+        return Finding(LEDGER, str(error), "nothing can be said about ε, and the run cannot go on")
+    if contents.charges and contents.charges[-1].truncated:
+        return Finding(LEDGER, None, "its last line was cut off by a kill; it counts as a charge")
+    return Finding(LEDGER)
+
+
+def _statement(run: Path) -> Finding:
+    if not (run / STATEMENT).exists():
+        return Finding(STATEMENT, None, "not written yet")
+    try:
+        read_statement(run)
+    except UserError as error:
+        return Finding(STATEMENT, str(error), "the next checkpoint of the run writes it anew")
+    return Finding(STATEMENT)
+
+
+def _checkpoints(run: Path) -> list[Finding]:
+    found, store, usable = [], MemoryStore(run / MEMORY), False
+    for place in checkpoint.finished(run / "checkpoint"):
+        name = f"checkpoint/{place.name}"
+        try:
+            facts = checkpoint.read_facts(place)
+            if digest(place / VECTORS) != facts["sha256"]:
+                raise ValueError(f"{VECTORS} does not match its hash")
+            checkpoint.check_states(store, facts)
+            checkpoint.refuse_other_files(run, facts)
+        except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+            found.append(Finding(name, str(error)))
+        else:
+            usable = True
+            found.append(Finding(name))
+    if found and not usable:
+        found[0] = Finding(found[0].name, found[0].problem, "no checkpoint is sound: the run cannot go on")
+    elif any(finding.problem for finding in found):
+        newest = next(finding.name for finding in found if not finding.problem)
+        found = [
+            Finding(f.name, f.problem, f"resume goes on from {newest} instead") if f.problem else f
+            for f in found
+        ]
+    return found
+
+
+def _metrics(run: Path) -> Finding:
+    lines = metrics_lines(run / METRICS)
+    damaged = [str(number) for number, record in enumerate(lines, start=1) if record is None]
+    if damaged:
+        some = ", ".join(damaged[:5]) + (", …" if len(damaged) > 5 else "")
+        return Finding(
+            METRICS,
+            f"line {some} of {len(lines)} is damaged",
+            "resume sets it aside and keeps the sound lines",
+        )
+    for facts in checkpoint.kept_facts(run / "checkpoint")[:1]:
+        if not checkpoint.metrics_match(run / METRICS, facts):
+            return Finding(
+                METRICS,
+                "its lines are not those that the newest checkpoint was saved with",
+                "resume sets it aside and keeps the sound lines",
+            )
+    return Finding(METRICS)
+
+
+def _model(run: Path) -> Finding:
+    try:
+        read_weights(run / MODEL)
+    except UserError as error:
+        return Finding(MODEL, str(error), "resume the finished run to have it written anew")
+    return Finding(MODEL)

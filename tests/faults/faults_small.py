@@ -1,0 +1,151 @@
+"""Small runs to break: without privacy, with client states, at client level and at example level."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import tacit
+from conftest import blobs
+from tacit.federation import checkpoint
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "states": {"method": "scaffold"},
+    "client": {"privacy": {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}},
+    "example": {"privacy": {"unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-3}},
+    "seeded": {"privacy": {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": "seed"}},
+}
+"""Runs without privacy, and those whose noise has a name, end with one model if nothing interrupts them."""
+
+
+def settings(kind: str, rounds: int = 4, **overrides: Any) -> tacit.Config:
+    """A run of a few rounds that takes a tenth of a second."""
+    values = {
+        "rounds": rounds,
+        "data": {"name": "x", "partition": {"kind": "iid", "clients": 12}},
+        "model": {"name": "logistic"},
+        "cohort": 4,
+        "local": {"steps": 2, "batch": 5, "lr": 0.1},
+        "server": {"optimizer": "adam", "lr": 0.01},
+        "engine": {"workers": 0},
+        "checkpoint": {"every": 1, "keep": 2},
+        **KINDS[kind],
+    }
+    return tacit.load(values, {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+def run(kind: str, folder: Path, rounds: int = 4, **overrides: Any) -> tacit.Result:
+    return tacit.run(settings(kind, rounds, **overrides), folder, dataset=blobs(48))
+
+
+def resume(folder: Path, rounds: int | None = None) -> tacit.Result:
+    return tacit.resume(folder, dataset=blobs(48), rounds=rounds)
+
+
+def half(kind: str, folder: Path, stop: int, rounds: int) -> None:
+    """A run that was stopped after `stop` of its `rounds`."""
+    run(kind, folder, stop)
+    if stop < rounds:
+        from tacit.config import dump
+        from tacit.federation.files import sealed_text, write_atomically
+
+        write_atomically(folder / "config.yaml", sealed_text(dump(resolved(folder, rounds))))
+
+
+def resolved(folder: Path, rounds: int) -> tacit.Config:
+    from tacit.config.loading import load
+
+    return load(folder / "config.yaml", {"rounds": rounds}, presets=False)
+
+
+def vectors(folder: Path) -> dict[str, torch.Tensor]:
+    """The newest checkpoint's vectors."""
+    newest = max((folder / "checkpoint").glob("[0-9]*[0-9]"), key=lambda p: int(p.name))
+    found: dict[str, torch.Tensor] = load_file(newest / checkpoint.VECTORS)
+    return found
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, to see later whether anything changed. The lock's own file is nobody's."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in files(folder) if f.name != "lock"}
+
+
+def copy(folder: Path, to: Path) -> Path:
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder, to)
+    return to
+
+
+PROGRAM = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    sys.path[:0] = [{tests!r}, {here!r}]
+    import faults_small as small
+    {before}
+    kind, folder, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    try:
+        if (folder / "config.yaml").exists():
+            result = small.resume(folder)
+        else:
+            result = small.run(kind, folder, rounds, **dict({overrides}))
+    except small.tacit.UserError as error:
+        print(f"tacit: {{error}}", file=sys.stderr)
+        sys.exit(2)
+    print("finished" if result.finished else "stopped", flush=True)
+    """
+)
+
+
+def program(
+    kind: str, folder: Path, rounds: int, before: str = "", wait: bool = True, **overrides: Any
+) -> subprocess.Popen[str]:
+    """Run, or resume, in a process of its own; `before` is code that runs first in it."""
+    here = Path(__file__).parent
+    code = PROGRAM.format(tests=str(here.parent), here=str(here), before=before, overrides=repr(overrides))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, kind, str(folder), str(rounds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    if wait:
+        process.out, process.err = process.communicate(timeout=120)  # type: ignore[attr-defined]
+    return process
+
+
+def metric_rounds(folder: Path) -> list[int]:
+    return [json.loads(line)["round"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def shm() -> set[str]:
+    """Names in the system's shared memory."""
+    place = Path("/dev/shm")
+    return {entry.name for entry in place.iterdir()} if place.is_dir() else set()
+
+
+def children(pid: int) -> Iterator[int]:
+    """Process ids of a process's children."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())

@@ -1,0 +1,228 @@
+"""Configs, flags and commands that nobody should write: one line and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import faults_small as small
+import pytest
+import yaml
+
+import tacit
+from tacit import config as configs
+from tacit.config.sweep import read_sweep
+
+FUZZED = 400
+GOOD = {
+    "name": "x",
+    "seed": 1,
+    "rounds": 2,
+    "data": {"name": "fashion-mnist-slice", "partition": {"kind": "dirichlet", "clients": 12, "alpha": 0.5}},
+    "model": {"name": "mlp", "hidden": [8]},
+    "method": {"name": "fedprox", "mu": 0.1},
+    "cohort": {"size": 5},
+    "local": {"epochs": 1, "batch": 6, "lr": 0.1, "schedule": {"kind": "cosine"}},
+    "server": {"optimizer": "adam", "lr": 0.01},
+    "privacy": {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "epsilon": 5},
+    "evaluate": {"every": 1},
+    "checkpoint": {"every": 1, "keep": 2},
+    "engine": {"workers": 0},
+}
+ODD = [
+    "null", "true", "''", "[]", "{}", "-1", "0", "1e400", ".inf", "-.inf", ".nan", "9" * 5000,
+    "0x" + "f" * 400, "2026-11-16", "2026-11-16T10:00:00Z", "12:30:45", "!!binary aGVsbG8=",
+    "!!set {a, b}", "!!python/name:os.system", "!!timestamp 2026-11-16", "!!int 'x'", "!!float x",
+    "1e-320", "99999999999999999999", "-0.0", "0.1.2", "~", "{a: {b: {c: 1}}}", "[1, [2, [3]]]", "'\\0'",
+    "\"\\u0000\"", "../../x", "a/b", "'a\\nb'", "ß" * 300, "&a [*a]", "{? [1] : 2}", "{? {a: 1} : 2}",
+    "1_000", "0o17", "=", "<<", "*missing", "&x 1", "[", "{", "'", "- -", "\t1",
+]  # fmt: skip
+
+
+def leaves(values: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(values, dict):
+        return [path]
+    return [path, *(leaf for key, value in values.items() for leaf in leaves(value, (*path, key)))]
+
+
+def fuzzed(rng: random.Random) -> str:
+    """A config's text with a few things wrong."""
+    values = yaml.safe_load(yaml.safe_dump(GOOD))
+    marks = {}
+    for number in range(rng.randint(1, 3)):
+        path = rng.choice(leaves(GOOD)[1:])
+        here = values
+        for key in path[:-1]:
+            here = here[key] if isinstance(here, dict) and isinstance(here.get(key), dict) else {}
+        if isinstance(here, dict):
+            mark = f"MARK{number}X"
+            key = path[-1] if rng.random() < 0.9 else rng.choice(["lr", "extra", "", "1", "name", "<<"])
+            here[key] = mark
+            marks[mark] = rng.choice(ODD)
+    text = yaml.safe_dump(values, sort_keys=False)
+    for mark, odd in marks.items():
+        text = text.replace(mark, odd)
+    if rng.random() < 0.2:
+        place = rng.randrange(len(text))
+        text = (
+            text[:place]
+            + rng.choice(["\0", "\x85", ":", "- ", "&a ", "*a", "%", "\ufeff", "{", "}"])
+            + text[place:]
+        )
+    if rng.random() < 0.05:
+        text = text[: rng.randrange(len(text))]
+    return text
+
+
+def read(file: Path) -> str:
+    """What becomes of a config file: built, or refused in one line."""
+    try:
+        sweep = read_sweep(file, {})
+        if sweep is None:
+            found = configs.load(file)
+            from tacit.config.build import build_settings
+
+            build_settings(found)
+    except tacit.UserError as error:
+        assert "\n" not in str(error).strip(), str(error)
+        assert len(str(error)) < 2000, len(str(error))
+        return "refused"
+    return "read"
+
+
+def test_fuzzed_configs_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    rng = random.Random(16)
+    file = tmp_path / "config.yaml"
+    ends = []
+    for _ in range(FUZZED):
+        file.write_text(fuzzed(rng), encoding="utf-8", errors="surrogatepass")
+        ends.append(read(file))
+    assert ends.count("read") > FUZZED // 50
+    assert ends.count("refused") > FUZZED // 2
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
+    f"{this}: &{this} [{', '.join([f'*{before}'] * 9)}]"
+    for before, this in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BOMB,
+        "rounds: &r [*r]\n",
+        "a: &a\n  b: *a\n",
+        "rounds: " + "9" * 6000,
+        "x: " + "[" * 5000,
+        "x: " + "{a: " * 3000,
+        "rounds: 2026-11-16\n",
+        "? [1, 2]\n: 3\n",
+        "\0",
+        "- 1\n",
+        "",
+        "a: b: c",
+        "x" * 3_000_000,
+    ],
+    ids=["bomb", "itself", "recursive", "digits", "deep", "deeper", "date", "key", "null", "list", "empty",
+         "colons", "long"],
+)  # fmt: skip
+def test_yaml_that_is_a_trap_is_refused_at_once(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(tacit.UserError) as told:
+        configs.load(file)
+    assert "\n" not in str(told.value)
+    assert read(file) == "refused"
+    with pytest.raises(tacit.UserError):
+        configs.load(GOOD, configs.parse_overrides([f"local={text}"]))
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "..", "/tmp/x", "a/../../b", ".hidden", "."])
+def test_a_sweeps_name_does_not_leave_its_folder(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump({**GOOD, "name": name, "sweep": {"seed": [0, 1]}}))
+    try:
+        sweep = read_sweep(file, {})
+    except tacit.UserError:
+        return
+    assert sweep is not None
+    home = tmp_path / "runs"
+    assert (home / sweep.name).resolve().parent == home.resolve()
+
+
+def tacit_command(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from tacit.cli import main; main()", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+RECIPE = (
+    "rounds: 6\ndata: {name: fashion-mnist-slice, partition: {kind: iid, clients: 20}}\n"
+    "model: {name: logistic}\ncohort: 4\nlocal: {steps: 1, batch: 5, lr: 0.1}\nengine: {workers: 0}\n"
+)
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    command = [
+        sys.executable,
+        "-c",
+        "from tacit.cli import main; main()",
+        "run",
+        "recipe.yaml",
+        "--out",
+        "run",
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "COLUMNS": "80"}, preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL),
+    )  # fmt: skip
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait(timeout=120)
+    assert "Traceback" not in process.stderr.read()
+    assert small.metric_rounds(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="to the superuser no folder is read-only")
+def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small.half("client", folder, 2, 4)
+    charges = (folder / "ledger.jsonl").read_bytes()
+    folder.chmod(0o500)
+    try:
+        with pytest.raises(tacit.UserError, match=r"cannot be written|no room"):
+            small.resume(folder)
+    finally:
+        folder.chmod(0o700)
+    assert (folder / "ledger.jsonl").read_bytes() == charges
+
+
+@pytest.mark.slow
+def test_commands_on_a_broken_run_are_one_line(tmp_path: Path) -> None:
+    """Every command that reads a run, on a run of which one file after the other is nonsense."""
+    (tmp_path / "recipe.yaml").write_text(
+        RECIPE + "privacy: {unit: client, clip: 1, noise: 1, delta: 0.001}\n"
+    )
+    assert tacit_command("run", "recipe.yaml", "--out", "run", cwd=tmp_path).returncode == 0
+    commands = (["verify"], ["statement"], ["compare"], ["resume"], ["ledger"])
+    for name in ("config.yaml", "ledger.jsonl", "metrics.jsonl"):
+        file = tmp_path / "run" / name
+        whole = file.read_bytes()
+        file.write_bytes(b"\xff\xfe nonsense \x00\n" + whole[40:])
+        for command in commands:
+            done = tacit_command(*command, "run", cwd=tmp_path)
+            assert "Traceback" not in done.stderr, (name, command, done.stderr)
+            assert done.returncode in (0, 2), (name, command)
+            if done.returncode == 2 and command != ["verify"]:
+                assert len(done.stderr.strip().splitlines()) == 1, (name, command, done.stderr)
+            file.write_bytes(b"\xff\xfe nonsense \x00\n" + whole[40:])
+        file.write_bytes(whole)
