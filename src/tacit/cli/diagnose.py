@@ -118,12 +118,13 @@ def _table(*titles: str) -> Table:
 
 
 def _job(folder: Path) -> Job:
-    from tacit import api, config
+    from tacit import config
     from tacit.config.build import build_job
+    from tacit.federation.checkpoint import CONFIG
 
-    if not (folder / api.CONFIG).exists():
-        raise UserError(f"{folder} holds no run (there is no {api.CONFIG} in it)")
-    settings = config.load(folder / api.CONFIG, presets=False)
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it)")
+    settings = config.load(folder / CONFIG, presets=False)
     if settings.privacy is not None and settings.privacy.entropy == "os":
         raise UserError(
             f"{folder} protects its clients; exact numbers on them are outside any guarantee. This is for "

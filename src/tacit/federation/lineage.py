@@ -14,7 +14,7 @@ from typing import Any
 
 from tacit.data.identity import Identity
 from tacit.errors import UserError
-from tacit.federation.checkpoint import CONFIG, LINEAGE
+from tacit.federation.checkpoint import LINEAGE
 from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.federation.statements import LEDGER, read_ledger
 from tacit.privacy import Carried, Charge, Header, Part, replay

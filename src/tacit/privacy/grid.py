@@ -33,7 +33,7 @@ FINE = 10
 """Bits beyond √d: rounding moves a vector by at most 2⁻¹¹ of the clipping norm."""
 COARSE = 4
 """The same for very much noise, beside which nobody sees the rounding."""
-LEAST_BITS = 16
+LEAST_BITS = 20
 
 
 @dataclass(frozen=True)
