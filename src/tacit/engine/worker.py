@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from tacit.data import Population, Records, batches
 from tacit.data.augment import Augment
 from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory
-from tacit.engine.coins import cipher_coins, refresh_generator
+from tacit.engine.coins import SecretPlaces, cipher_coins, refresh_generator
 from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.isolation import Pristine, refuse_leaky_modules
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, nothing, workload
@@ -261,8 +260,9 @@ class Worker:
     def _augment(self, order: Order, client: int) -> batches.Change | None:
         if self.job.augment is None:
             return None
-        key = randomness.key(self.job.seed, "augment", order.round, client)
-        return partial(self.job.augment, key=secrets.randbits(64) if self._secret_coins else key)
+        if self._secret_coins:
+            return partial(self.job.augment, key=SecretPlaces())
+        return partial(self.job.augment, key=randomness.key(self.job.seed, "augment", order.round, client))
 
     def _public(self, order: Order, client: int) -> Iterator[NDArray[np.int64]] | None:
         public = self.job.public
