@@ -128,7 +128,9 @@ class Worker:
         flat = self.flat
         roots = {"model": flat.module, "task": job.task}
         self._model = Pristine(roots, overwritten=(flat.values, flat.grad, flat.buffers))
-        self._algorithm = Pristine({"algorithm": job.algorithm})
+        # An algorithm has only what clients send: its own to keep, unless clients are what is protected.
+        protected = job.privacy is not None and not example_level
+        self._algorithm = Pristine({"algorithm": job.algorithm} if protected else {})
         if job.privacy is not None:
             self._model.watch_large()
 
@@ -192,7 +194,9 @@ class Worker:
         )
 
     def forget(self) -> None:
-        """Whatever clients left in the model, the task and the algorithm, as it was at first."""
+        """Whatever clients left in the model and the task (and the algorithm, under a guarantee for clients),
+        as it was at first.
+        """
         self._model.restore()
         self._algorithm.restore()
 
