@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tacit
-from tacit.engine.coins import cipher_coins, refresh_generator
+from tacit.engine.coins import SecretPlaces, cipher_coins, refresh_generator
 
 N = 40_000
 ALARM = 1e-7
@@ -89,6 +89,14 @@ def test_vmap_attention_and_strides_draw_from_the_cipher_too() -> None:
     assert not torch.equal(rows[0], rows[1]) and 0.3 < float((rows > 0).float().mean()) < 0.7
     assert 0.3 < float((attended > 0).float().mean()) < 0.7
     assert set(pictures.unique().tolist()) == {0.0, 2.0}
+
+
+def test_a_place_has_bits_of_its_own_whoever_else_is_there() -> None:
+    key, places = SecretPlaces(), np.array([5, 0, 70_000])
+    bits = key(3, 1, places)
+    assert [key(3, 1, places[[i]])[0] for i in range(3)] == bits.tolist()
+    assert len({*bits.tolist(), *key(3, 2, places).tolist(), *SecretPlaces()(3, 1, places).tolist()}) == 9
+    assert key(0, 0, np.empty(0, np.int64)).shape == (0,)
 
 
 def test_seeds_of_the_users_own_are_left_as_they_were() -> None:

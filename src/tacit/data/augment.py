@@ -13,6 +13,7 @@ guarantee for examples it is (see `Worker`), like every other coin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,9 @@ from torch.nn import functional
 from tacit import randomness
 from tacit.data.records import Batch
 
+Key = int | Callable[[int, int, NDArray[np.int64]], NDArray[np.uint64]]
+"""What names a client's coins: a number, or a function of step, purpose and place to 64 secret bits each."""
+
 
 @dataclass(frozen=True)
 class Augment:
@@ -32,7 +36,7 @@ class Augment:
     crop: int = 0
     flip: bool = False
 
-    def __call__(self, batch: Batch, rows: NDArray[np.int64], step: int, key: int) -> Batch:
+    def __call__(self, batch: Batch, rows: NDArray[np.int64], step: int, key: Key) -> Batch:
         """The batch in storage form with its `x` changed; `rows`: each record's place with its client."""
         x = batch["x"]
         down, right, mirrored = (_coins(key, step, rows, purpose) for purpose in range(3))
@@ -44,8 +48,8 @@ class Augment:
         return {**batch, "x": x}
 
 
-def _coins(key: int, step: int, rows: NDArray[np.int64], purpose: int) -> Tensor:
-    bits = randomness.scattered(key, step, purpose, rows)
+def _coins(key: Key, step: int, rows: NDArray[np.int64], purpose: int) -> Tensor:
+    bits = key(step, purpose, rows) if callable(key) else randomness.scattered(key, step, purpose, rows)
     return torch.from_numpy((bits >> np.uint64(1)).astype(np.int64))  # torch cannot reckon with unsigned ones
 
 

@@ -10,7 +10,7 @@ Twister is linear, and on some processors a mask is made from a seed of 31 bits.
 `uniform_`, `normal_` and `exponential_` on the CPU, and all that is built on them. Each call draws a nonce of
 252 bits from torch's generator, and its numbers are the stream of AES-256 in counter mode under the key
 SHA-256(secret, nonce). Whoever saves torch's random state and sets it again gets the same numbers again, as
-ever; nobody else does.
+ever; nobody else does. Random changes to records (`SecretPlaces`) are made from such a stream, too.
 
 *Assumed*: AES-256 and SHA-256 under a secret key cannot be told from random functions. *Not covered by
 that*: the rarer `randint`, `randperm` and `multinomial`, which draw from the Twister itself, whose whole
@@ -91,10 +91,28 @@ def refresh_generator() -> None:
         torch.cuda.manual_seed_all(secrets.randbits(63))
 
 
+class SecretPlaces:
+    """64 bits for each place, a function of the place and of this object's secret alone (augmentation)."""
+
+    def __init__(self) -> None:
+        self._secret = os.urandom(32)
+
+    def __call__(self, step: int, purpose: int, places: NDArray[np.int64]) -> NDArray[np.uint64]:
+        words = _stream(
+            self._secret, f"{step} {purpose}".encode(), int(places.max(initial=-1)) + 1, np.uint64
+        )
+        return words[places]
+
+
 def _words(secret: bytes, generator: torch.Generator | None, count: int, dtype: type[Any]) -> NDArray[Any]:
     """Uniform words of a stream that is named by the next numbers of the generator."""
     nonce = torch.empty(4, dtype=torch.int64).random_(generator=generator).numpy().tobytes()
-    stream = Cipher(AES(sha256(secret + nonce).digest()), CTR(bytes(16))).encryptor()
+    return _stream(secret, nonce, count, dtype)
+
+
+def _stream(secret: bytes, name: bytes, count: int, dtype: type[Any]) -> NDArray[Any]:
+    """The first words of the stream of a name."""
+    stream = Cipher(AES(sha256(secret + name).digest()), CTR(bytes(16))).encryptor()
     words = np.empty(count, dtype)
     left = memoryview(words.data).cast("B")
     while left:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from tacit.data import Population, Records, batches
 from tacit.data.augment import Augment
 from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory
-from tacit.engine.coins import cipher_coins, refresh_generator
+from tacit.engine.coins import SecretPlaces, cipher_coins, refresh_generator
 from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine, refuse_leaky_modules
@@ -144,7 +143,9 @@ class Worker:
         flat = self.flat
         roots = {"model": flat.module, "task": job.task}
         self._model = Pristine(roots, overwritten=(flat.values, flat.grad, flat.buffers))
-        self._algorithm = Pristine({"algorithm": job.algorithm})
+        # An algorithm has only what clients send: its own to keep, unless clients are what is protected.
+        protected = job.privacy is not None and not example_level
+        self._algorithm = Pristine({"algorithm": job.algorithm} if protected else {})
         if job.privacy is not None:
             self._model.watch_large()
 
@@ -217,7 +218,9 @@ class Worker:
         )
 
     def forget(self) -> None:
-        """Whatever clients left in the model, the task and the algorithm, as it was at first."""
+        """Whatever clients left in the model and the task (and the algorithm, under a guarantee for clients),
+        as it was at first.
+        """
         self._model.restore()
         self._algorithm.restore()
 
@@ -285,8 +288,9 @@ class Worker:
     def _augment(self, order: Order, client: int) -> batches.Change | None:
         if self.job.augment is None:
             return None
-        key = randomness.key(self.job.seed, "augment", order.round, client)
-        return partial(self.job.augment, key=secrets.randbits(64) if self._secret_coins else key)
+        if self._secret_coins:
+            return partial(self.job.augment, key=SecretPlaces())
+        return partial(self.job.augment, key=randomness.key(self.job.seed, "augment", order.round, client))
 
     def _public(self, order: Order, client: int) -> Iterator[NDArray[np.int64]] | None:
         public = self.job.public

@@ -258,5 +258,7 @@ class ExampleLevel(Mechanism):
                 *NOT_COVERED,
                 "how many records a client has, and which clients took part: both count as public",
                 "a person with several records: protection weakens with their number",
+                "what a model draws with randint, randperm or multinomial, or on an accelerator: all other "
+                "masks of records are the cipher's",
             ),
         )
