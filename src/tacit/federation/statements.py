@@ -36,8 +36,11 @@ def write_statement(folder: Path, mechanism: Mechanism, charges: Sequence[Charge
     write_atomically(folder / STATEMENT, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
 
-def read_statement(folder: Path) -> Statement:
-    """The statement of a run, finished or not; ε is a replay of its ledger as it is now."""
+def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
+    """The statement of a run, finished or not; ε is a replay of its ledger as it is now.
+
+    `groups`: also say what holds for so many units together, which takes seconds.
+    """
     file = folder / STATEMENT
     if not file.exists():
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
@@ -50,7 +53,7 @@ def read_statement(folder: Path) -> Statement:
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):
         raise UserError(f"{file} and {contents.path} are of different runs; restore them")
-    return make_statement(mechanism, contents.charges, population)
+    return make_statement(mechanism, contents.charges, population, groups)
 
 
 def read_ledger(folder: Path) -> Contents:
