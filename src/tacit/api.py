@@ -148,12 +148,12 @@ def test(
     return round, *metrics_by_user(job)
 
 
-def statement(folder: str | Path) -> Statement:
-    """What a run guarantees so far: a replay of its ledger."""
+def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:
+    """What a run guarantees so far: a replay of its ledger. `groups`: also for so many units together."""
     folder = Path(folder)
     if _config(folder).privacy is None:
         raise UserError(f"{folder}: this run guarantees nothing: its config has no `privacy` section")
-    return read_statement(folder)
+    return read_statement(folder, groups)
 
 
 def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Together:

@@ -203,8 +203,12 @@ def statement(
     """
     from tacit import api
     from tacit.privacy.conventions import Scale
+    from tacit.privacy.groups import SIZES
 
-    found, larger = api.statement(folder), api.extrapolations(folder, [Scale.parse(text) for text in at])
+    found, larger = (
+        api.statement(folder, SIZES),
+        api.extrapolations(folder, [Scale.parse(text) for text in at]),
+    )
     if as_json:
         print(json.dumps(found.to_dict() | {"extrapolations": larger}))
     else:

@@ -37,8 +37,11 @@ def write_statement(folder: Path, mechanism: Mechanism, worst: Worst, tally: Tal
     write_atomically(folder / STATEMENT, sealed(plain, indent=1))
 
 
-def read_statement(folder: Path) -> Statement:
-    """The statement of a run, finished or not; ε is a replay of its ledger as it is now."""
+def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
+    """The statement of a run, finished or not; ε is a replay of its ledger as it is now.
+
+    `groups`: also say what holds for so many units together, which takes seconds.
+    """
     file = folder / STATEMENT
     if not file.exists():
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
@@ -51,7 +54,7 @@ def read_statement(folder: Path) -> Statement:
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):
         raise UserError(f"{file} and {contents.path} are of different runs; restore them")
-    return make_statement(mechanism, contents.charges, population)
+    return make_statement(mechanism, contents.charges, population, groups)
 
 
 def read_ledger(folder: Path) -> Contents:

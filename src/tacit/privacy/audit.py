@@ -11,9 +11,9 @@ audit's own coins, and without any assumption about the shape of the noise.
   p-value).
 
 >>> round(from_rates(true=900, trials_in=1000, false=50, trials_out=1000, delta=1e-5, confidence=0.95), 2)
-2.56
+2.6
 >>> round(from_one_run(canaries=1000, guesses=100, correct=97, delta=1e-5, confidence=0.95), 2)
-2.38
+2.49
 """
 
 from __future__ import annotations

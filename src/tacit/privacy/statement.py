@@ -48,6 +48,8 @@ class Statement:
     """Rounds of earlier runs on the same data that this model began with."""
     observers: tuple[Observer, ...]
     not_covered: tuple[str, ...]
+    groups: tuple[tuple[int, float], ...] = ()
+    """ε for so many units together: a person with several records, or who is several clients."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite ε becomes None, which JSON has a word for."""
@@ -58,6 +60,7 @@ class Statement:
         for observer in plain["observers"]:
             if observer["epsilon"] is not None and math.isinf(observer["epsilon"]):
                 observer["epsilon"] = None
+        plain["groups"] = {str(k): None if math.isinf(e) else e for k, e in self.groups}
         return plain | {"text": self.text()}
 
     def text(self) -> str:
@@ -85,6 +88,10 @@ class Statement:
             f"ε = {rounded_up(self.epsilon_rdp)}. Charged: {self.rounds} rounds{again}{before}."
         )
         lines += [self.sampling, self.clipping, self.noise]
+        if self.groups and not math.isinf(self.epsilon):
+            several = "records" if self.unit == "example" else "clients"
+            told = ", ".join(f"{k} {several} ε = {rounded_up(e)}" for k, e in self.groups)
+            lines.append(f"Somebody with several of them: {told}.")
         lines.append("Against whom:")
         for observer in self.observers:
             held = "no guarantee" if observer.epsilon is None else f"ε = {rounded_up(observer.epsilon)}"
@@ -94,12 +101,14 @@ class Statement:
         return "\n".join(lines)
 
 
-def make_statement(mechanism: Mechanism, charges: Sequence[Charge], population: int) -> Statement:
-    """What the charges of a ledger add up to."""
+def make_statement(
+    mechanism: Mechanism, charges: Sequence[Charge], population: int, groups: Sequence[int] = ()
+) -> Statement:
+    """What the charges of a ledger add up to, also for `groups` of so many units (which takes seconds)."""
     tally = Tally()
     for charge in charges:
         tally.add(charge)
-    return state(mechanism, replay(charges).worst(mechanism.delta), tally, population)
+    return state(mechanism, replay(charges).worst(mechanism.delta), tally, population, groups)
 
 
 @dataclass
@@ -119,7 +128,9 @@ class Tally:
             self.attempts[charge.round] += 1
 
 
-def state(mechanism: Mechanism, worst: Worst, tally: Tally, population: int) -> Statement:
+def state(
+    mechanism: Mechanism, worst: Worst, tally: Tally, population: int, groups: Sequence[int] = ()
+) -> Statement:
     """The statement of a run whose worst client has these totals."""
     epsilon = worst.epsilon
     said = mechanism.describe(population, epsilon.value, worst.profile)
@@ -141,6 +152,7 @@ def state(mechanism: Mechanism, worst: Worst, tally: Tally, population: int) -> 
         carried=tally.carried,
         observers=said.observers,
         not_covered=said.not_covered,
+        groups=tuple((k, mechanism.group_epsilon(worst.profile, k)) for k in groups),
     )
 
 

@@ -32,6 +32,7 @@ from typing import ClassVar
 from tacit.errors import UserError
 from tacit.privacy.bits import Ids
 from tacit.privacy.events import PoissonGaussian, Spend
+from tacit.privacy.groups import any_group_epsilon
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.matrices import Banded, Matrix, best_bands
 from tacit.privacy.mechanisms.base import COHORT, Description, Observer, Workload
@@ -115,6 +116,14 @@ class BandedNoise(Correlated):
             return super().planned(workload, rounds, noise)
         assert self.bands is not None
         return [{self.turn(noise): -(-rounds // self.bands)}]
+
+    def group_epsilon(self, spent: Profile, size: int) -> float:
+        """With Poisson cohorts by a bound for any mechanism: clients of several groups share rows of C, for
+        which no better one is proved here.
+        """
+        if not self.amplified:
+            return super().group_epsilon(spent, size)
+        return any_group_epsilon(dict(spent), self.delta, size)
 
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
         plain = super().describe(population, epsilon, worst)

@@ -23,6 +23,7 @@ from tacit.privacy.calibration import solve_noise
 from tacit.privacy.clipping import Clip
 from tacit.privacy.events import Relation, Spend
 from tacit.privacy.gaussian import SMALLEST_DELTA
+from tacit.privacy.groups import group_epsilon
 from tacit.privacy.ledger import Charge, Header, Part
 from tacit.privacy.sampling import Sampling
 from tacit.privacy.totals import Profile
@@ -213,6 +214,10 @@ class Mechanism(Aggregation):
         assert self.epsilon is not None
         noise = solve_noise(lambda z: self.planned(workload, rounds, z), self.epsilon, self.delta)
         return replace(self, noise=noise)
+
+    def group_epsilon(self, spent: Profile, size: int) -> float:
+        """ε for `size` units together, each of which has spent this."""
+        return group_epsilon(dict(spent), self.delta, size)
 
     # --- what a person is told --------------------------------------------------------------------------
 

@@ -1,0 +1,79 @@
+"""ε for several units together: by dp_accounting's own group event, by brute force, by the general bound."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from tacit.privacy import (
+    ClientLevel,
+    Clip,
+    FixedSizeGaussian,
+    MatrixRow,
+    Poisson,
+    PoissonGaussian,
+    Workload,
+    epsilon,
+    make_statement,
+)
+from tacit.privacy.groups import any_group_epsilon, group_epsilon
+
+
+def exact_delta(rate: float, noise: float, size: int, eps: float) -> float:
+    """δ of one round for a group, both directions, by adding up over a fine grid."""
+    x = np.linspace(-12 * noise, size + 12 * noise, 400_001)
+    shares = [math.comb(size, i) * rate**i * (1 - rate) ** (size - i) for i in range(size + 1)]
+    p = sum(share * norm.pdf(x, i, noise) for i, share in enumerate(shares))
+    q = norm.pdf(x, 0, noise)
+    step = x[1] - x[0]
+    return float(
+        max(np.maximum(p - math.exp(eps) * q, 0).sum(), np.maximum(q - math.exp(eps) * p, 0).sum()) * step
+    )
+
+
+@pytest.mark.parametrize(("rate", "noise", "size"), [(0.1, 1.0, 2), (0.3, 2.0, 5)])
+def test_a_group_is_a_mixture(rate: float, noise: float, size: int) -> None:
+    """One round, by numerical integration of the hockey stick: δ at the reported ε is δ, and a bound."""
+    found = group_epsilon({PoissonGaussian(rate, noise): 1}, 1e-5, size)
+    assert exact_delta(rate, noise, size, found) <= 1.001e-5
+    assert exact_delta(rate, noise, size, found * 0.99) > 1e-5
+
+
+def test_it_is_dp_accountings_own_group_event() -> None:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    shares = [math.comb(3, i) * 0.1**i * 0.9 ** (3 - i) for i in range(4)]
+    event = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(1.5, [0.0, 1.0, 2.0, 3.0], shares)
+    accountant = PLDAccountant(value_discretization_interval=4e-3)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 30))
+    found = group_epsilon({PoissonGaussian(0.1, 1.5): 30}, 1e-5, 3)
+    assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
+
+
+def test_without_sampling_it_is_exact() -> None:
+    for spend in ({PoissonGaussian(1.0, 6.0): 4}, {MatrixRow(6.0, 4.0): 1}):
+        for size in (2, 5, 10):
+            exact = epsilon({PoissonGaussian(1.0, 3.0 / size): 1}, 1e-5).value
+            assert group_epsilon(spend, 1e-5, size) == pytest.approx(exact, rel=1e-6)
+
+
+def test_the_general_bound_holds_and_is_worse() -> None:
+    spend = {PoissonGaussian(0.1, 2.0): 5}
+    assert any_group_epsilon(spend, 1e-5, 2) > group_epsilon(spend, 1e-5, 2) > epsilon(spend, 1e-5).value
+    fixed = {FixedSizeGaussian(20, 1000, 4.0): 20}
+    one = epsilon(fixed, 1e-5).value
+    assert 2 * one < group_epsilon(fixed, 1e-5, 2) < 4 * one
+    assert math.isinf(any_group_epsilon({PoissonGaussian(1.0, 0.01): 9}, 1e-5, 10))
+
+
+def test_the_statement_tells_it_when_asked() -> None:
+    mechanism = ClientLevel(2.0, 1e-5, Clip(0.5), Poisson(0.1))
+    charge = mechanism.charge(0, np.arange(3), Workload(1000))
+    assert "Somebody with several" not in make_statement(mechanism, [charge], 1000).text()
+    told = make_statement(mechanism, [charge], 1000, groups=(2,))
+    assert "2 clients ε = " in told.text()
+    assert told.to_dict()["groups"]["2"] > told.epsilon
