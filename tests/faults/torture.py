@@ -83,7 +83,7 @@ class Faults:
         what = args[1] if name == "save_file" else args[0]
         if isinstance(what, int):
             try:
-                what = os.readlink(f"/proc/self/fd/{what}")
+                what = Path(f"/proc/self/fd/{what}").readlink()
             except OSError:
                 return False
         return os.fspath(what).startswith(self.folder)
@@ -93,7 +93,7 @@ class Faults:
             original(args[0], args[1][: len(args[1]) // 2])
         elif self.mode == "torn" and name == "save_file":
             original(*args, **options)
-            os.truncate(args[1], os.stat(args[1]).st_size // 2)
+            os.truncate(args[1], Path(args[1]).stat().st_size // 2)
         elif self.mode == "kill after":
             original(*args, **options)
         if self.mode in ("kill", "kill after", "torn"):
