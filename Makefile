@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint bench results clean
+.PHONY: help demo test lint bench torture results clean
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -56,6 +56,11 @@ bench: .venv-bench/.installed  ## speed and memory against peers (about half an 
 	@.venv-bench/bin/python bench/privacy.py
 	@.venv-bench/bin/python bench/large.py
 	@.venv-bench/bin/python bench/speech.py
+
+SECONDS ?= 3600
+SEED ?= 0
+torture: $(VENV)/.installed-dev  ## break runs for an hour (SECONDS=…, SEED=…) and count what held
+	@$(ONE_THREAD) $(BIN)/python tests/faults/torture.py --seconds $(SECONDS) --seed $(SEED)
 
 results: $(VENV)/.installed-dev  ## the comparisons of docs/results.md (about three hours on two cores)
 	@test -e runs/small-003-seed || $(BIN)/tacit pretrain recipes/small/003/seed.yaml --out runs/small-003-seed

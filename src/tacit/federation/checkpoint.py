@@ -54,14 +54,31 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
         sync(partial / VECTORS)
         facts = {"round": checkpoint.round, "sha256": digest(partial / VECTORS), **checkpoint.facts}
         write_atomically(partial / FACTS, sealed(facts))
-        shutil.rmtree(place, ignore_errors=True)
+        if place.exists():
+            _remove(place)
         partial.rename(place)
     except (OSError, SafetensorError):
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync(folder)
     for old in finished(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
+
+
+def _remove(place: Path) -> None:
+    """Take a checkpoint's name away first: half of one must never pass for a whole one."""
+    gone = place.with_name(f"{place.name}.old.partial")
+    shutil.rmtree(gone, ignore_errors=True)
+    place.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def tidy(run: Path) -> None:
+    """Remove what a killed run was just writing. Only for who holds the run's lock."""
+    for left in [*run.glob("*.partial"), *run.glob("ledger.jsonl.*"), *run.glob("memory/**/*.partial")]:
+        left.unlink(missing_ok=True)
+    for left in run.glob("checkpoint/*.partial"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def size(vectors: Vectors) -> int:

@@ -199,6 +199,7 @@ class Federation:
         try:
             # Whatever may refuse comes first: a run that is refused leaves everything as it was.
             self.spending.open(self.folder, self._spent)
+            checkpoints.tidy(self.folder)
             if self.round == 0:
                 self.memory_store.clear()
             self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_saved)
@@ -462,8 +463,10 @@ class Federation:
         return tell
 
     def _tell(self, record: Record) -> None:
+        self._unrecorded = record
+        self._metrics.round(record)
         self._unrecorded = None
-        for tracker in self.trackers:
+        for tracker in self.trackers[1:]:
             tracker.round(record)
 
     def _vectors(self) -> Vectors:
@@ -481,8 +484,8 @@ class Federation:
         if not self._between_rounds or self.round == self._saved:
             return
         with suppress(OSError, SafetensorError, UserError):
-            if self._unrecorded is not None:  # its evaluation failed; the round itself did not
-                self._tell(self._unrecorded | {"seconds": 0.0})
+            if self._unrecorded is not None:  # its evaluation failed, or its record; the round did not
+                self._metrics.round({"seconds": 0.0} | self._unrecorded)
             self._save()
 
     def _save(self) -> None:

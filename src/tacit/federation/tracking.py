@@ -83,7 +83,12 @@ class JsonLines:
 
     def round(self, record: Record) -> None:
         line = _line(record)
-        write_all(self._fd, line)
+        try:
+            write_all(self._fd, line)
+        except OSError:  # no half a line: it may be tried again
+            os.ftruncate(self._fd, self._size)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            raise
         self._hash.update(line)
         self._size += len(line)
 

@@ -84,8 +84,8 @@ class ClientTotals:
         """The largest ε among the clients, and whose totals it comes from.
 
         `rounded`: counts are rounded up to two or three digits first. ε grows with every count, so what is
-        told is an upper bound (of up to 3 % more events; exact below 64); and a run that asks after every round
-        meets the same few counts, whose ε is known.
+        told is an upper bound (of up to 3 % more events; exact below 64); and a run that asks after every
+        round meets the same few counts, whose ε is known.
         """
         everyone, holders = self._everyone, set(self._holders)
         if rounded:

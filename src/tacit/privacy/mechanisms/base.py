@@ -250,7 +250,7 @@ NOT_COVERED = (
     "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact",
     "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
     "what the run's folder holds beside the model: clients' own states, and which clients wrote one when",
-    "a run that ends because a client's code failed: that it did is seen, whatever data it failed on",
+    "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",
     "how long anything takes",
 )
 """What no mechanism here covers. Where the model began is the ledger's business: see its carried charges."""
