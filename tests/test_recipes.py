@@ -432,8 +432,8 @@ def test_the_rows_of_paper_003s_table_1() -> None:
 # --- the index ----------------------------------------------------------------------------------------
 
 STATES = (
-    "full size run here", "small twin run to its end", "first rounds run", "not run yet", "needs data or GPUs",
-    "–",
+    "full size run here", "small twin run to its end", "first rounds run", "not run yet",
+    "needs data or GPUs", "–",
 )  # fmt: skip
 ITEMS = {
     "000": [f"Table {n}" for n in range(10, 21)],
