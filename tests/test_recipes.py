@@ -23,6 +23,7 @@ from tacit.config.sweep import Sweep, read_sweep, slug
 from tacit.data.speech.tiny import tiny
 from tacit.errors import UserError
 from tacit.models.weights import KNOWN_WEIGHTS
+from tacit.privacy import PoissonGaussian, epsilon
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
@@ -399,8 +400,8 @@ def test_decay_and_rates_of_the_families() -> None:
 def test_the_closed_form_of_paper_002() -> None:
     """Its Theorem 2: σ² ≥ 7r²T(ε + 2 log 1/δ)/ε², at r 0.05, T 200 and δ 1/N."""
     (family,) = {tuple(f.grid["privacy.noise"]) for f in recipe("002/closed-form").families}
-    for noise, epsilon in zip(family, (1.0, 2.0), strict=True):
-        expected = math.sqrt(7 * 0.05**2 * 200 * (epsilon + 2 * math.log(1000)) / epsilon**2)
+    for noise, budget in zip(family, (1.0, 2.0), strict=True):
+        expected = math.sqrt(7 * 0.05**2 * 200 * (budget + 2 * math.log(1000)) / budget**2)
         assert noise == pytest.approx(expected, abs=5e-4)
 
 
@@ -429,9 +430,21 @@ def test_the_rows_of_paper_003s_table_1() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("noise", [1e-3, 6.144e-4, 1e-4])
+def test_next_to_no_noise_has_an_enormous_but_finite_epsilon(noise: float) -> None:
+    """003 Table 17: z = 0.0006144 over 2,006 rounds is 4.0·10⁹ by Rényi divergences."""
+    found = epsilon({PoissonGaussian(1024 / 34753, noise): 2006}, 1e-9)
+    assert 1e6 < found.value <= found.rdp < math.inf
+    if noise == 6.144e-4:
+        assert found.rdp == pytest.approx(4.0e9, rel=0.3)
+
+
 # --- the index ----------------------------------------------------------------------------------------
 
-STATES = ("full size run here", "small twin run to its end", "first rounds run", "needs data or GPUs", "–")
+STATES = (
+    "full size run here", "small twin run to its end", "first rounds run", "not run yet",
+    "needs data or GPUs", "–",
+)  # fmt: skip
 ITEMS = {
     "000": [f"Table {n}" for n in range(10, 21)],
     "001": ["results at ε 1", "component ablation", "aggregation ablation", "other adaptive methods"],

@@ -70,8 +70,8 @@ PER_USER = {
     "local": {"clip": 1.0},
 }
 """Paper 003: deltas clipped to 0.01 by layer, local gradients to 1, server LAMB at 0.002, then decaying."""
-TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005, "momentum": 0.7}}}
-"""Ours, after the rate of paper 002's personal heads, its epochs and its momentum: it gives none for -FT."""
+TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005}}}
+"""Ours, after the rate of paper 002's personal heads and its epochs: it gives none for -FT."""
 LOCAL_ADAMW = {"aggregate": "none", "alpha": 0.0}
 FINE = {"blocks": "fine", "min_block": 512}
 """Paper 004's own blocks, and the 512 it names for their number (no more than d/512); paper 000 has
