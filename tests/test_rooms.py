@@ -18,7 +18,8 @@ ORDER = [
     {"engine"},
     {"federation"},
     {"config"},
-    {"api", "report"},
+    {"report"},
+    {"api"},
     {"cli"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

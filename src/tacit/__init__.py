@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from tacit.api import export, load, resume, run, statement, trained
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
-    from tacit.federation import Result
+    from tacit.federation import Result, Tracker
+    from tacit.tasks import Task
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "ArrayRecords",
     "Dataset",
     "Result",
+    "Task",
+    "Tracker",
     "UserError",
     "export",
     "load",
@@ -33,6 +36,8 @@ _HOME = {
     "ArrayRecords": "tacit.data",
     "Dataset": "tacit.data",
     "Result": "tacit.federation",
+    "Task": "tacit.tasks",
+    "Tracker": "tacit.federation",
     "UserError": "tacit.errors",
     "export": "tacit.api",
     "load": "tacit.api",

@@ -38,6 +38,7 @@ from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.federation.checkpoint import load_model
+from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import write_atomically
 from tacit.federation.lineage import (
     LINEAGE,
@@ -47,6 +48,7 @@ from tacit.federation.lineage import (
     read_lineage,
     write_lineage,
 )
+from tacit.federation.passed import describe, mark, own_copy, refuse_others, trained_by, write_passed
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
@@ -56,6 +58,7 @@ from tacit.models.weights import locate
 from tacit.privacy import Charge
 from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
+from tacit.report.progress import watching
 from tacit.tasks import Task
 
 RUNS = Path("runs")
@@ -77,14 +80,32 @@ def run(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     trackers: Sequence[Tracker] = (),
+    progress: bool | None = None,
 ) -> Result:
-    """Train. The run is saved in `folder` (a new one under runs/ by default), which must not hold a run."""
+    """Train. The run is saved in `folder` (a new one under runs/ by default), which must not hold a run.
+
+    Args:
+        config: what to do, from `load`.
+        folder: where the run is saved.
+        model: a module of one's own. A copy of it is trained, `result.model`; the object stays as it is. One
+            that a run has trained brings along what that run has cost, as `model.start` does.
+        dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
+        algorithm: an instance of a `tacit.Algorithm`.
+        task: a loss and metrics of one's own, a `tacit.Task`.
+        trackers: objects that hear of every round; one that fails is left out and never ends the run.
+        progress: show a bar; by default in terminals and notebooks.
+    """
     folder = Path(folder) if folder is not None else new_folder(config.name)
     if (folder / CONFIG).exists():
         raise UserError(
             f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
         )
-    ancestors = [] if config.model.public else ancestry(config.model.start)
+    passed = describe(model=model, dataset=dataset, algorithm=algorithm, task=task)
+    ancestors: list[Ancestor] = []
+    if not config.model.public:
+        ancestors = [*ancestry(config.model.start), *ancestry(trained_by(model))]
+    trackers = [*watching(trackers, progress), *trackers]
+    model = None if model is None else own_copy(model)
     job = build_job(config, folder, model, dataset, algorithm, task)
     config = resolved(config, job)
     data = identify(config.data.name, job.population)
@@ -92,6 +113,7 @@ def run(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_lineage(folder, data, ancestors)
+        write_passed(folder, passed)
         write_atomically(folder / CONFIG, configs.dump(config))
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -106,10 +128,17 @@ def resume(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     trackers: Sequence[Tracker] = (),
+    progress: bool | None = None,
 ) -> Result:
-    """Go on with a run from its newest sound checkpoint. Objects given to `run` must be given again."""
+    """Go on with a run from its newest sound checkpoint.
+
+    Objects given to `run` must be given again, and others are refused: a run is one experiment to its end.
+    """
     folder = Path(folder)
     config = _config(folder)
+    refuse_others(folder, {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task})
+    trackers = [*watching(trackers, progress), *trackers]
+    model = None if model is None else own_copy(model)
     job = build_job(config, folder, model, dataset, algorithm, task)
     data = identify(config.data.name, job.population)
     _, ancestors = read_lineage(folder)
@@ -161,11 +190,23 @@ def trained(
 ) -> nn.Module:
     """The model of a run's newest checkpoint. Objects given to `run` must be given again."""
     folder = Path(folder)
-    config = _config(folder)
+    given = {"model": model, "algorithm": algorithm}
+    refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "trained")
+    return _trained(folder, _config(folder), model, dataset, algorithm)
+
+
+def _trained(
+    folder: Path,
+    config: Config,
+    model: nn.Module | None,
+    dataset: Dataset | None,
+    algorithm: Algorithm | None,
+) -> nn.Module:
+    model = None if model is None else own_copy(model)
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     model = model or build_model(config, dataset or build_dataset(config))
     load_model(folder, model, algorithm.personal_part)
-    return model.eval()
+    return mark(model, folder).eval()
 
 
 def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = None) -> tuple[str, ...]:
@@ -178,7 +219,7 @@ def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = No
     if into.exists():
         raise UserError(f"{into} exists already; choose another folder")
     dataset = dataset or build_dataset(config)
-    model = trained(folder, dataset=dataset)
+    model = _trained(folder, config, None, dataset, None)
     section, partial = config.model, into.with_name(f"{into.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -241,6 +282,9 @@ def new_folder(name: str) -> Path:
 
 def _saved(config: Config, result: Result) -> Result:
     """A seed model is for others to start from: with its weights by name, beside its config."""
+    mark(result.model, result.path)
+    last = result.metrics[-1]["round"] if result.metrics else 0
+    write_ending(result.path, Ending(last, result.finished, result.stopped))
     if config.pretrain is not None and result.finished:
         save_weights(result.model, result.path / MODEL)
     return result

@@ -244,7 +244,7 @@ def _console(quiet: bool) -> Console:
 
 
 def _progress(console: Console) -> list[Any]:
-    from tacit.cli.progress import LiveProgress
+    from tacit.report.progress import LiveProgress
 
     return [LiveProgress(console)]
 
@@ -285,8 +285,13 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
     if not result.finished:
         raise typer.Exit(INTERRUPTED)  # so that a script does not take it for a finished run
+    learnt = any(record.get("clients") for record in result.metrics)
     if as_json:
+        if not learnt:
+            raise typer.Exit(1)
         return
+    if result.trouble is not None:
+        console.print(f"[bold red]{result.trouble}[/bold red]")
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
     from tacit.tasks import headline
@@ -305,6 +310,8 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     console.print(
         f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
+    if not learnt:
+        raise typer.Exit(1)
 
 
 def _rounds(number: int) -> str:

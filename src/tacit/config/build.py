@@ -170,6 +170,7 @@ def build_job(
     if config.evaluate.clients and not config.data.holdout:
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
     _refuse_misfits(config, algorithm)
+    _ask_for_the_unit(config, dataset)
     local = build_local(config, dataset)
     return Job(
         model=model or build_model(config, dataset),
@@ -229,6 +230,26 @@ def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
             f"privacy.unit: {config.method.name} trains a personal part in a pass of its own, which example-"
             "level accounting does not cover; use unit: client"
         )
+
+
+def _ask_for_the_unit(config: Config, dataset: Dataset) -> None:
+    """A preset must not decide for a person whether their users or single records are protected.
+
+    Where clients are the users and whole clients are protected, nothing weaker could have been meant.
+    """
+    privacy = config.privacy
+    if privacy is None or not config._assumed_unit or dataset.train.users is None:
+        return
+    if privacy.unit == "client" and isinstance(config.data.partition, Natural):
+        return
+    whose = (
+        "single records" if privacy.unit == "example" else "whole clients, and here a user is not a client"
+    )
+    raise UserError(
+        f"privacy.unit: {dataset.name} has users, and {config.method.name} by itself protects {whose}; say "
+        "which it shall be: `unit: client` (with data.partition: {kind: natural}, all of a user's records) "
+        "or `unit: example` (each record)"
+    )
 
 
 def build_settings(config: Config) -> Settings:

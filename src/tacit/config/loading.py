@@ -38,9 +38,13 @@ def load(
     for key, value in (overrides or {}).items():
         override(values, key, value)
     try:
-        return Config.model_validate(with_preset(expanded(values)) if presets else values)
+        config = Config.model_validate(with_preset(expanded(values)) if presets else values)
     except ValidationError as error:
         raise UserError(_explain(error, values, lines, where, set(overrides or {}))) from None
+    given = values.get("privacy")
+    unit = given.get("unit") if isinstance(given, Mapping) else None
+    config._assumed_unit = config.privacy is not None and unit is None
+    return config
 
 
 def parse_overrides(settings: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     field_validator,
     model_validator,
 )
@@ -492,6 +493,8 @@ class Config(Section):
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineSettings = EngineSettings()
     trackers: tuple[Literal["tensorboard"], ...] = ()
+    _assumed_unit: bool = PrivateAttr(False)
+    """Whether the privacy unit is a preset's, and not the person's choice."""
 
     @field_validator("privacy")
     @classmethod

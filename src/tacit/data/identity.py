@@ -8,8 +8,8 @@ share anyone.
 >>> from tacit.data import ArrayRecords
 >>> records = ArrayRecords(np.zeros((4, 1, 2, 2), np.uint8), np.arange(4), users=["a", "a", "b", "c"])
 >>> everyone = Population(records, np.array([0, 2, 4]), np.arange(4))
->>> one, other = identify("mine", everyone), identify("yours", Population(records, np.array([0, 1]),
-np.array([3])))
+>>> someone = Population(records, np.array([0, 1]), np.array([3]))
+>>> one, other = identify("mine", everyone), identify("yours", someone)
 >>> one.overlaps(other), one.fingerprint == other.fingerprint
 (True, False)
 
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from tacit.data.population import Population
+from tacit.data.records import Records
 
 SAMPLED = 64
 """Records whose contents are looked at."""
@@ -76,6 +77,18 @@ class Identity:
 def identify(name: str, population: Population) -> Identity:
     """The identity of a population's data."""
     records = population.records
+    content = contents(records)
+    clients = sha256(np.ascontiguousarray(population.offsets, dtype=np.int64).tobytes())
+    clients.update(np.ascontiguousarray(population.indices, dtype=np.int64).tobytes())
+    clients.update(f"{population.holdout} {population.validation}".encode())
+    people = None
+    if records.users is not None:
+        people = tuple(str(user) for user in np.unique(records.users[population.indices]))
+    return Identity(name, content, clients.hexdigest(), people)
+
+
+def contents(records: Records) -> str:
+    """A hash of every record's label and user, and of some records themselves."""
     content = sha256(str(len(records)).encode())
     for facts in (records.labels, records.users):
         if facts is not None:
@@ -85,10 +98,4 @@ def identify(name: str, population: Population) -> Identity:
     for record in spread:
         for key, value in sorted(records.take(np.array([record])).items()):
             content.update(key.encode() + value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    clients = sha256(np.ascontiguousarray(population.offsets, dtype=np.int64).tobytes())
-    clients.update(np.ascontiguousarray(population.indices, dtype=np.int64).tobytes())
-    clients.update(f"{population.holdout} {population.validation}".encode())
-    people = None
-    if records.users is not None:
-        people = tuple(str(user) for user in np.unique(records.users[population.indices]))
-    return Identity(name, content.hexdigest(), clients.hexdigest(), people)
+    return content.hexdigest()

@@ -27,7 +27,7 @@ from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.layers import layer_statistics
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SPENT
-from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
+from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, read_metrics, troubles
 from tacit.optimizers.schedules import Schedule
 from tacit.optimizers.server import ServerOptimizer
 from tacit.privacy import (
@@ -88,6 +88,11 @@ class Result:
     """False when the run was interrupted; `tacit resume` goes on."""
     stopped: str | None = None
     """Why it ended before its last round, if it did."""
+
+    @property
+    def trouble(self) -> str | None:
+        """A sentence, if in most rounds clients sent nothing of use."""
+        return troubles(self.metrics)
 
     def last(self, name: str) -> float:
         """A metric's newest value."""
@@ -176,7 +181,7 @@ class Federation:
         self._metrics_size = 0
         self._mechanism_state = self.mechanism.init()
         self._spent: dict[str, Any] = {}
-        self.trackers: list[Tracker] = list(trackers)
+        self.trackers: list[Tracker] = [Guarded(tracker) for tracker in trackers]
         self._unsaved: set[int] = set()
         self._restore()
 

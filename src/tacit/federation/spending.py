@@ -77,7 +77,9 @@ class Spending:
     def explain(self, folder: Path) -> None:
         """Write down what is guaranteed so far, if anything is."""
         if self._mechanism is not None:
-            write_statement(folder, self._mechanism, self._open.charges, self._workload.population)
+            mechanism, workload = self._mechanism, self._workload
+            warnings = mechanism.warnings(workload)
+            write_statement(folder, mechanism, self._open.charges, workload.population, warnings)
 
     def close(self) -> None:
         if self.ledger is not None:

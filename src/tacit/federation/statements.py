@@ -25,13 +25,23 @@ SPENT = "spending"
 """Where a checkpoint keeps what it knows of the ledger."""
 
 
-def write_statement(folder: Path, mechanism: Mechanism, charges: Sequence[Charge], population: int) -> None:
+def write_statement(
+    folder: Path,
+    mechanism: Mechanism,
+    charges: Sequence[Charge],
+    population: int,
+    warnings: Sequence[str] = (),
+) -> None:
     """Say what a ledger's charges add up to, in `statement.json`, with what it takes to say it again later.
 
     The charges are the open ledger's own: reading its file would give up the lock on it.
     """
-    statement = make_statement(mechanism, charges, population)
-    made_from = {"mechanism": plain_mechanism(mechanism), "population": population}
+    statement = make_statement(mechanism, charges, population, warnings)
+    made_from = {
+        "mechanism": plain_mechanism(mechanism),
+        "population": population,
+        "warnings": list(warnings),
+    }
     plain = statement.to_dict() | {"made_from": made_from}
     write_atomically(folder / STATEMENT, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
 
@@ -45,12 +55,13 @@ def read_statement(folder: Path) -> Statement:
         made_from = json.loads(file.read_text(encoding="utf-8"))["made_from"]
         mechanism = read_mechanism(made_from["mechanism"])
         population = int(made_from["population"])
+        warnings = [str(warning) for warning in made_from.get("warnings", ())]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); resume the run to have it written anew") from None
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):
         raise UserError(f"{file} and {contents.path} are of different runs; restore them")
-    return make_statement(mechanism, contents.charges, population)
+    return make_statement(mechanism, contents.charges, population, warnings)
 
 
 def read_ledger(folder: Path) -> Contents:

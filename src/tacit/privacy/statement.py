@@ -22,6 +22,9 @@ from typing import Any
 from tacit.privacy.ledger import Charge, replay
 from tacit.privacy.mechanisms.base import Mechanism, Observer
 
+WEAK = 20.0
+"""An ε above this is worth a word: e²⁰ is half a billion."""
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -46,6 +49,8 @@ class Statement:
     """Rounds of earlier runs on the same data that this model began with."""
     observers: tuple[Observer, ...]
     not_covered: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    """What is claimed, but means little."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite ε becomes None, which JSON has a word for."""
@@ -74,6 +79,7 @@ class Statement:
                 f"This run is (ε = {rounded_up(self.epsilon)}, δ = {self.delta:g})-differentially private "
                 f"for {units}."
             )
+        lines += [f"Mind: {warning}." for warning in self.warnings]
         lines.append(_RELATIONS[self.unit, self.relation])
         pld = "no bound at hand" if self.epsilon_pld is None else f"ε = {rounded_up(self.epsilon_pld)}"
         again = f", {self.repeated} of them a second time after a crash" if self.repeated else ""
@@ -92,8 +98,10 @@ class Statement:
         return "\n".join(lines)
 
 
-def make_statement(mechanism: Mechanism, charges: Sequence[Charge], population: int) -> Statement:
-    """What the charges of a ledger add up to."""
+def make_statement(
+    mechanism: Mechanism, charges: Sequence[Charge], population: int, warnings: Sequence[str] = ()
+) -> Statement:
+    """What the charges of a ledger add up to; `warnings`: what the mechanism had to say of its settings."""
     worst = replay(charges).worst(mechanism.delta)
     epsilon = worst.epsilon
     own = [charge.round for charge in charges if charge.carried is None]
@@ -117,7 +125,14 @@ def make_statement(mechanism: Mechanism, charges: Sequence[Charge], population: 
         carried=sum(origin.rounds for origin in carried),
         observers=said.observers,
         not_covered=said.not_covered,
+        warnings=(*warnings, *_weak(epsilon.value)),
     )
+
+
+def _weak(epsilon: float) -> list[str]:
+    if not WEAK < epsilon < math.inf:
+        return []
+    return [f"ε above {WEAK:g} bounds next to nothing: raise the noise, or play fewer rounds"]
 
 
 _RELATIONS = {
