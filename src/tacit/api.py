@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ from tacit.models.weights import locate
 from tacit.privacy import Charge
 from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
+from tacit.report.compare import read_run, rows
+from tacit.report.page import PAGE, write_page
 from tacit.report.progress import watching
 from tacit.tasks import Task
 
@@ -285,6 +288,11 @@ def _saved(config: Config, result: Result) -> Result:
     mark(result.model, result.path)
     last = result.metrics[-1]["round"] if result.metrics else 0
     write_ending(result.path, Ending(last, result.finished, result.stopped))
+    if result.metrics:
+        try:
+            write_page(rows([read_run(result.path)]), result.path / PAGE)
+        except Exception as error:  # a page is for looking at: none is worth a run
+            warnings.warn(f"{result.path / PAGE} could not be made: {error}", RuntimeWarning, stacklevel=2)
     if config.pretrain is not None and result.finished:
         save_weights(result.model, result.path / MODEL)
     return result

@@ -17,6 +17,7 @@ from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
+from tacit.cli.report import board, report
 from tacit.cli.users import test
 from tacit.errors import UserError
 
@@ -229,6 +230,8 @@ def export(
 
 
 app.command()(compare)
+app.command()(report)
+app.command()(board)
 app.command()(test)
 app.command()(layers)
 app.command()(ledger)
@@ -299,17 +302,23 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     metric = headline(last)
     seconds = sum(record["seconds"] for record in result.metrics)
     done = f"[bold]{metric.text(last[metric.name])}[/bold], " if metric.name in last else ""
-    if (result.path / "statement.json").exists():
-        from tacit import api
-
-        console.print(api.statement(result.path).text(), style="dim", markup=False)
-        for line in api.extrapolations(result.path):
-            console.print(line, style="dim", markup=False)
-    if moved is not None:
-        console.print(moved.text())
     console.print(
         f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
+    if (result.path / "statement.json").exists():
+        from tacit import api
+
+        found = api.statement(result.path)
+        console.print(found.summary(), markup=False)
+        for text in found.warnings:
+            console.print(f"Mind: {text}.", style="yellow", markup=False)
+        for line in api.extrapolations(result.path):
+            console.print(line, style="dim", markup=False)
+        console.print(f"The whole statement: tacit statement {result.path}", style="dim", markup=False)
+    if moved is not None:
+        console.print(moved.text(), style="dim")
+    if (result.path / "report.html").exists():
+        console.print(f"Page: {result.path / 'report.html'}", markup=False, soft_wrap=True)
     if not learnt:
         raise typer.Exit(1)
 

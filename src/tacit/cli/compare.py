@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -51,6 +51,7 @@ def compare(
 
 def comparison(table: list[Row]) -> Table:
     """The rows as a table that fits 80 columns, the best first; under each label, where its runs are."""
+    from tacit.privacy.statement import rounded_up
     from tacit.report.compare import judged_by
 
     metric = judged_by(table)
@@ -61,7 +62,8 @@ def comparison(table: list[Row]) -> Table:
     titles = ["", "seeds", "rounds", f"{what}last{unit}", f"best{unit}"]
     titles += [f"own{unit}"] * own + ["ε", "of a"] * private + ["MB", "s"]
     for title in titles:
-        shown.add_column(title, justify="left" if title in ("", "of a") else "right", no_wrap=title != "")
+        side: Literal["left", "right"] = "left" if title in ("", "of a") else "right"
+        shown.add_column(title, justify=side, no_wrap=title != "", overflow="fold")
 
     def score(row: Row) -> float:
         last = row.last(metric.name)
@@ -73,7 +75,7 @@ def comparison(table: list[Row]) -> Table:
         cells += [_number(spread, len(row.runs), 100 if metric.share else 1) for spread in numbers]
         if private:
             epsilon = row.last("epsilon")
-            cells += ["–" if epsilon is None else f"{epsilon.mean:.2f}", _protected(row)]
+            cells += ["–" if epsilon is None else rounded_up(epsilon.mean), _protected(row)]
         moved = row.total("bytes_up") + row.total("bytes_down")
         shown.add_row(*cells, f"{moved / 1e6:.0f}", f"{row.total('seconds'):.3g}")
     return shown

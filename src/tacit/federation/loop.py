@@ -304,7 +304,7 @@ class Federation:
         if mean is not None:
             self._step(mean, order.lr)
         # 8. What is kept and told.
-        return self._finish_round(engine, order.lr, message, reports, start)
+        return self._finish_round(engine, order.lr, message, reports, start) | _clipped(reports, bounding)
 
     def _order(self, attempt: int, bounding: Bounding | None) -> Order:
         decay = self.settings.lr_schedule(self.round)
@@ -464,6 +464,14 @@ def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:
         within=sum(report.finite and report.norm <= norm for report in reports),
         weight=sum(report.weight for report in reports),
     )
+
+
+def _clipped(reports: Sequence[Report], bounding: Bounding | None) -> Record:
+    """The share of a round's clients whose upload was longer than the clip; for the researcher, and exact."""
+    norms = [report.norm for report in reports if report.finite]
+    if bounding is None or not norms:
+        return {}
+    return {"clipped": round(sum(norm > bounding.bound.bound for norm in norms) / len(norms), 4)}
 
 
 @contextmanager

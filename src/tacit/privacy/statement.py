@@ -61,7 +61,24 @@ class Statement:
         for observer in plain["observers"]:
             if observer["epsilon"] is not None and math.isinf(observer["epsilon"]):
                 observer["epsilon"] = None
-        return plain | {"text": self.text()}
+        return plain | {"summary": self.summary(), "text": self.text()}
+
+    def summary(self) -> str:
+        """Two sentences: how much, for whom, and against whom."""
+        if math.isinf(self.epsilon):
+            return "This run gives no differential privacy: its noise is 0. Its models may show anything."
+        units = "whole clients" if self.unit == "client" else "single records"
+        claim = f"(ε = {rounded_up(self.epsilon)}, δ = {self.delta:g})-differentially private for {units}"
+        against = " and ".join(
+            o.who for o in self.observers if o.epsilon is not None and math.isfinite(o.epsilon)
+        )
+        exposed = " and ".join(o.who for o in self.observers if o.epsilon is None)
+        held = f"It holds against {against or 'nobody'}" + (
+            f"; {exposed} must be trusted." if exposed else "."
+        )
+        if self.simulation:
+            return f"A simulation, which claims nothing: with secret noise it would be {claim}. {held}"
+        return f"This run is {claim}. {held}"
 
     def text(self) -> str:
         """The same for a person."""

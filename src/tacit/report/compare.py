@@ -27,6 +27,8 @@ from tacit.tasks import Headline, headline
 CONFIG = "config.yaml"
 SPEED = ("engine", "checkpoint", "trackers", "name")
 """Parts of a config that cannot change a result."""
+LOOKING = ("every", "batch", "layers")
+"""Nor can these keys of `evaluate`."""
 UNSAID = ("bound", "name", "size", "kind", "class", "code")
 """Last parts of a key that say less than the part before them."""
 
@@ -269,6 +271,8 @@ def _grouped(runs: Sequence[Run], by: Callable[[Run], dict[str, Any]]) -> list[l
 def _compared(run: Run) -> dict[str, Any]:
     """Everything that may change a result but the seed: settings, objects, and the records."""
     compared = {key: value for key, value in run.config.items() if key not in (*SPEED, "seed")}
+    looked = compared.get("evaluate") or {}
+    compared["evaluate"] = {key: value for key, value in looked.items() if key not in LOOKING}
     for role, one in run.passed.items():
         section = {"algorithm": "method", "dataset": "data"}.get(role, role)
         if role != "dataset":  # the partition of a data set is the config's business, a network is none of it
