@@ -29,8 +29,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 FLAGS = [
     f"--{flag}"
     for flag in (
-        "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
-        "disable-component-update", "disable-sync", "disable-dev-shm-usage", "enable-logging=stderr", "v=0",
+        "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+        "disable-background-networking", "disable-component-update", "disable-sync",
+        "disable-dev-shm-usage", "enable-logging=stderr", "v=0",
     )
 ]  # fmt: skip
 in_a_browser = pytest.mark.skipif(

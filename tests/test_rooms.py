@@ -21,6 +21,7 @@ ORDER = [
     {"report"},
     {"api"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 ROOT = Path(tacit.__file__).parent

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
-    from tacit.api import export, load, resume, run, statement, trained
+    from tacit.api import dataset, export, load, resume, run, statement, trained
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result, Tracker
@@ -23,6 +23,7 @@ __all__ = [
     "Task",
     "Tracker",
     "UserError",
+    "dataset",
     "export",
     "load",
     "resume",
@@ -39,6 +40,7 @@ _HOME = {
     "Task": "tacit.tasks",
     "Tracker": "tacit.federation",
     "UserError": "tacit.errors",
+    "dataset": "tacit.api",
     "export": "tacit.api",
     "load": "tacit.api",
     "resume": "tacit.api",

@@ -11,6 +11,7 @@ A module, a data set, an algorithm or a task of one's own is passed as an object
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 import warnings
@@ -31,9 +32,11 @@ from tacit.config.build import (
     build_sampling,
     build_settings,
 )
+from tacit.config.imports import PREFIX
 from tacit.config.methods import build_algorithm
+from tacit.config.records import named_tokenizer
 from tacit.config.sweep import load_one
-from tacit.data import Dataset
+from tacit.data import Dataset, Tokenizer, own
 from tacit.data.identity import Identity, identify
 from tacit.engine import Job
 from tacit.errors import UserError
@@ -53,12 +56,13 @@ from tacit.federation.passed import describe, mark, own_copy, refuse_others, tra
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
-from tacit.models.export import copy_tokenizer, save_adapter, save_model
+from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.trained import Lora
 from tacit.models.weights import locate
 from tacit.privacy import Charge
 from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
+from tacit.report.card import card, loading
 from tacit.report.compare import read_run, rows
 from tacit.report.page import PAGE, write_page
 from tacit.report.progress import watching
@@ -67,11 +71,28 @@ from tacit.tasks import Task
 RUNS = Path("runs")
 """Where runs go unless told otherwise."""
 CONFIG = "config.yaml"
+LABELS = "labels.json"
+"""What the classes are called."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
     """A checked config from a YAML file or a mapping, with dotted overrides such as {"local.lr": 0.1}."""
     return configs.load(source, overrides)
+
+
+def dataset(source: Any, *, tokenizer: str | Tokenizer | None = None, **columns: Any) -> Dataset:
+    """A data set of one's own records: see `tacit.data.own.dataset` for all that it takes.
+
+        data = tacit.dataset(frame, text="review", label="stars", user="customer", tokenizer="bytes")
+        tacit.run(config, dataset=data)
+
+    `source` is a pandas or polars DataFrame, a Hugging Face `datasets` object, a torch `Dataset`, a pair of
+    arrays (x, y), a list of rows or a dict of columns. `tokenizer` is `bytes`, a folder, a name on the hub,
+    or an object.
+    """
+    if isinstance(tokenizer, str):
+        tokenizer = named_tokenizer(tokenizer, False, columns.get("max_length", 128))
+    return own.dataset(source, tokenizer=tokenizer, **columns)
 
 
 def run(
@@ -109,6 +130,7 @@ def run(
         ancestors = [*ancestry(config.model.start), *ancestry(trained_by(model))]
     trackers = [*watching(trackers, progress), *trackers]
     model = None if model is None else own_copy(model)
+    dataset = dataset or build_dataset(config)
     job = build_job(config, folder, model, dataset, algorithm, task)
     config = resolved(config, job)
     data = identify(config.data.name, job.population)
@@ -117,6 +139,8 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         write_lineage(folder, data, ancestors)
         write_passed(folder, passed)
+        if dataset.label_names:
+            write_atomically(folder / LABELS, json.dumps(dataset.label_names, ensure_ascii=False) + "\n")
         write_atomically(folder / CONFIG, configs.dump(config))
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -212,8 +236,18 @@ def _trained(
     return mark(model, folder).eval()
 
 
-def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = None) -> tuple[str, ...]:
+def export(
+    folder: str | Path,
+    into: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+) -> tuple[str, ...]:
     """Save a run's model for plain transformers and peft: an adapter with LoRA, else the whole model.
+
+    Objects given to `run` must be given again. The names of the classes go along (`id2label`), and a model
+    card, README.md, with the statement.
 
     Returns the patterns of what each client trained for itself, of which the server has but the beginning.
     """
@@ -221,27 +255,57 @@ def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = No
     config = _config(folder)
     if into.exists():
         raise UserError(f"{into} exists already; choose another folder")
+    given = {"model": model, "algorithm": algorithm}
+    refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "export")
+    given_model = model is not None
+    algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
-    model = _trained(folder, config, None, dataset, None)
-    section, partial = config.model, into.with_name(f"{into.name}.partial")
+    model = _trained(folder, config, model, dataset, algorithm)
+    partial = into.with_name(f"{into.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    how = {"tacit": section.name, **section.options, "shape": dataset.shape, "classes": dataset.classes}
-    if section.lora is None:
-        save_model(model, how, partial)
+    try:
+        partial.mkdir(parents=True)
+        how_to = _save(config, model, given_model, dataset, partial, into.resolve())
+        if config.model.hub is not None and not given_model:
+            copy_tokenizer(locate(config.model.hub, offline=True), partial)
+        for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes along, and what it was trained on
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, partial / name)
+        said = read_statement(folder) if config.privacy is not None else None
+        text = card(read_run(folder), said, dataset.label_names, how_to, config.model.hub)
+        write_atomically(partial / "README.md", text)
+        partial.rename(into)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{into}: the model cannot be saved ({error.strerror or error})") from None
+    return algorithm.personal_part
+
+
+def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, partial: Path, into: Path) -> str:
+    """Write the model; the Python that loads it from where it will be."""
+    section = config.model
+    name_labels(model, dataset.label_names)
+    how: dict[str, Any] = {"shape": dataset.shape, "classes": dataset.classes}
+    if given or section.name is None or section.name.startswith(PREFIX):
+        how = {"class": f"{type(model).__module__}.{type(model).__qualname__}", **section.options, **how}
     else:
-        base = build_base(config, dataset)
-        home = section.hub if section.start is None else None  # where others find this very base
-        save_adapter(model, base, Lora(**section.lora.model_dump()), home or "base", partial)
-        if home is None:
-            save_model(base, how, partial / "base")
-    if section.hub is not None:
-        copy_tokenizer(locate(section.hub, offline=True), partial)
-    for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes with the model, and what it was trained on
-        if (folder / name).exists():
-            shutil.copyfile(folder / name, partial / name)
-    partial.rename(into)
-    return build_algorithm(config.method.name, config.method.options).personal_part
+        how = {"tacit": section.name, **section.options, **how}
+    known = hasattr(model, "save_pretrained")
+    if section.lora is None or given:
+        save_model(model, how, partial)
+        kind = "transformers" if known else "tacit" if "tacit" in how else "own"
+        return loading(kind, into, type(model).__name__ if known or kind == "own" else None)
+    base = build_base(config, dataset)
+    name_labels(base, dataset.label_names)
+    home = section.hub if section.start is None else None  # where others find this very base
+    local = None if home is None else Path(home).expanduser()
+    if local is not None and local.is_dir():
+        # Loading by name alone works where the base has the same outputs; else it goes along, with them.
+        home = str(local.resolve()) if outputs(local) == dataset.classes else None
+    save_adapter(model, base, Lora(**section.lora.model_dump()), home or str(into / "base"), partial)
+    if home is None:
+        save_model(base, how, partial / "base")
+    return loading("peft", into, auto_class(model))
 
 
 def _config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Config:

@@ -165,13 +165,13 @@ def data(
     population = build_population(resolved, dataset)
     labelled = dataset.train.labels is not None
     if labelled:
-        describe.split_picture(population, dataset.classes, picture)
+        describe.split_picture(population, dataset.classes, picture, names=dataset.label_names)
     if as_json:
         facts = describe.to_json(population, dataset.classes, limit)
         print(json.dumps({**facts, "picture": str(picture) if labelled else None}))
         return
     console.print(f"[bold]{dataset.name}[/bold] ({dataset.licence}), {dataset.origin}")
-    console.print(describe.to_table(population, dataset.classes, limit))
+    console.print(describe.to_table(population, dataset.classes, limit, dataset.label_names))
     console.print(f"Label split drawn in {picture}" if labelled else "No labels, so no picture of them.")
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from tacit import models, randomness, tasks
 from tacit.algorithms import Algorithm
+from tacit.config.imports import PREFIX, made
 from tacit.config.methods import build_algorithm
 from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
 from tacit.config.records import build_dataset as build_dataset
@@ -134,6 +135,13 @@ def _network(config: Config, dataset: Dataset) -> nn.Module:
     if section.config is not None:
         return hub.from_config(sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE)
     assert section.name is not None  # the schema asks for one of the three
+    if section.name.startswith(PREFIX):
+        model = made(section.name, "model", section.options, shape=dataset.shape, classes=dataset.classes)
+        if not isinstance(model, nn.Module):
+            raise UserError(
+                f"model.import: {section.name} gives a {type(model).__name__}, not a torch module"
+            )
+        return model
     try:
         return models.build(section.name, *sizes, **section.options)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -147,6 +155,9 @@ def build_task(config: Config, dataset: Dataset) -> Task:
     """What the model is trained for."""
     if config.task is None:
         return tasks.build(dataset.task)
+    if config.task.name.startswith(PREFIX):
+        task: Task = made(config.task.name, "task", config.task.options)
+        return task
     return tasks.build(config.task.name, **config.task.options)
 
 

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from tacit.config.imports import as_name
 from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step
 from tacit.privacy.conventions import to_sum
 
@@ -74,7 +75,7 @@ class Named(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        return {"name": value} if isinstance(value, str) else as_name(value)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class LoraSettings(Section):
 
 
 class Model(BaseModel):
-    """The network: `name` (its other keys are options), `hub` or `config`; a bare name is short for it."""
+    """The network: `name` or `import` (other keys are options), `hub` or `config`; a bare name is a name."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -112,7 +113,7 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        return {"name": value} if isinstance(value, str) else as_name(value)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -208,6 +209,23 @@ class Data(Section):
     augment: Augment | None = None
     speech: SpeechData | None = None
     """Options of a corpus of speech."""
+    features: tuple[str, ...] = ()
+    """Of a table: columns of numbers, together one vector a record."""
+    test: str | None = None
+    """Of a table: the file of test records; left out, a tenth is set aside."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    encoding: str = "utf-8"
+    missing: tuple[str, ...] = ("",)
+    """Of a table: texts that stand for a missing value; nothing else is taken for one."""
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    """Of a table: what to do about rows that cannot be used."""
+    options: dict[str, Any] = {}
+    """Of `import`: what the function is called with."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _imported(cls, value: Any) -> Any:
+        return as_name(value)
 
     @field_validator("text", mode="before")
     @classmethod

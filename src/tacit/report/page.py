@@ -58,7 +58,8 @@ def page(
     """
     statement = statement or stated
     text = ""
-    for points in (400, 200, 100, 50, 25):
+    first = min(400, max(25, 2000 // len(table)))
+    for points in (first, *(p for p in (200, 100, 50, 25, 10) if p < first)):
         text = _whole(table, title, points, statement, address)
         if len(text.encode()) <= LARGEST:
             return text
@@ -555,14 +556,14 @@ def _series(
 ) -> tuple[Series, ...]:
     found = []
     for n, row in enumerate(table):
-        curve = thinned(_curve(row, name, total, factor), points)
+        curve = _curve(row, name, points, total, factor)
         if curve:
             found.append(Series(row.label, curve, letter(n) if len(table) > 1 else "", n))
     return tuple(found)
 
 
-def _curve(row: Row, name: str, total: bool, factor: float) -> list[Point]:
-    """Mean and deviation over the runs, in the rounds that all of them recorded."""
+def _curve(row: Row, name: str, points: int, total: bool, factor: float) -> tuple[Point, ...]:
+    """Mean and deviation over the runs, in (at most so many of) the rounds that all of them recorded."""
     runs = []
     for run in row.runs:
         if name == "bytes":
@@ -579,15 +580,15 @@ def _curve(row: Row, name: str, total: bool, factor: float) -> list[Point]:
         if total:
             pairs = list(zip([n for n, _ in pairs], np.cumsum([v for _, v in pairs]).tolist(), strict=True))
         runs.append({int(n): float(value) for n, value in pairs})
-    if not runs or not any(runs):
-        return []
+    if not any(runs):
+        return ()
     shared = sorted(set.intersection(*(set(values) for values in runs)))
     curve: list[Point] = []
-    for n in shared:
-        values = [factor * values[n] for values in runs]
-        std = float(np.std(values, ddof=1)) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0
-        curve.append((n, float(np.mean(values)), std))
-    return curve
+    for n, _, _ in thinned([(n, 0.0, 0.0) for n in shared], points):
+        spread = Spread.of([factor * values[n] for values in runs])
+        assert spread is not None
+        curve.append((n, spread.mean, spread.std))
+    return tuple(curve)
 
 
 def _layer_charts(run: Run, points: int) -> list[Chart]:
