@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
-    from tacit.api import dataset, export, load, resume, run, statement, trained
+    from tacit.api import (
+        compare,
+        dataset,
+        export,
+        ledger,
+        load,
+        page,
+        resume,
+        run,
+        statement,
+        test,
+        trained,
+    )
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result, Tracker
@@ -23,12 +35,16 @@ __all__ = [
     "Task",
     "Tracker",
     "UserError",
+    "compare",
     "dataset",
     "export",
+    "ledger",
     "load",
+    "page",
     "resume",
     "run",
     "statement",
+    "test",
     "trained",
 ]
 
@@ -41,6 +57,10 @@ _HOME = {
     "Tracker": "tacit.federation",
     "UserError": "tacit.errors",
     "dataset": "tacit.api",
+    "test": "tacit.api",
+    "page": "tacit.api",
+    "ledger": "tacit.api",
+    "compare": "tacit.api",
     "export": "tacit.api",
     "load": "tacit.api",
     "resume": "tacit.api",
@@ -54,3 +74,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tacit' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -44,6 +44,7 @@ from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.federation.checkpoint import load_model
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import write_atomically
+from tacit.federation.fitting import refuse_mismatch, refuse_odd
 from tacit.federation.lineage import (
     LINEAGE,
     Ancestor,
@@ -63,7 +64,7 @@ from tacit.privacy import Charge
 from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
 from tacit.report.card import card, loading
-from tacit.report.compare import read_run, rows
+from tacit.report.compare import find_runs, read_run, rows, to_json
 from tacit.report.page import PAGE, write_page
 from tacit.report.progress import watching
 from tacit.tasks import Task
@@ -124,6 +125,8 @@ def run(
         raise UserError(
             f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
         )
+    if dataset is not None and not isinstance(dataset, type):
+        refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
     passed = describe(model=model, dataset=dataset, algorithm=algorithm, task=task)
     ancestors: list[Ancestor] = []
     if not config.model.public:
@@ -132,6 +135,8 @@ def run(
     model = None if model is None else own_copy(model)
     dataset = dataset or build_dataset(config)
     job = build_job(config, folder, model, dataset, algorithm, task)
+    if "model" in passed:
+        refuse_mismatch(job.model, job.task, dataset)
     config = resolved(config, job)
     data = identify(config.data.name, job.population)
     federation = _federation(config, folder, job, trackers, data, ancestors)
@@ -206,6 +211,19 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
                 f"{place} and {places[0]} have nobody in common, so nothing adds up; leave one out"
             )
     return read_together(places, delta)
+
+
+def compare(runs: str | Path | Sequence[str | Path]) -> list[dict[str, Any]]:
+    """What `tacit compare` shows, as rows of plain values: runs that differ only in their seed are one."""
+    places = [runs] if isinstance(runs, str | Path) else runs
+    return to_json(rows(find_runs([Path(place) for place in places])))
+
+
+def page(runs: str | Path | Sequence[str | Path], file: str | Path = PAGE) -> Path:
+    """Make the HTML page on some runs; the file."""
+    places = [runs] if isinstance(runs, str | Path) else runs
+    write_page(rows(find_runs([Path(place) for place in places])), Path(file))
+    return Path(file)
 
 
 def trained(

@@ -37,7 +37,26 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from tacit import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    pass
+
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; recipes/ has examples.")]
 Overrides = Annotated[
@@ -363,6 +382,10 @@ def main() -> None:
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else "tacit"
         print(f"tacit: {error.format_message().rstrip('.')}; see `{command} --help`", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"tacit: {place}{error.strerror or error}; what was saved before is there", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +17,17 @@ from tacit.config.schema import Config
 from tacit.errors import UserError
 
 Key = tuple[str | int, ...]
+
+
+class Loader(yaml.SafeLoader):
+    """YAML in which `1e-1` is a number, as everywhere else; YAML 1.1 wants `1.0e-1`."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
 SHORT = {"cohort": "size", "clip": "bound"}
 """Sections that a bare number stands for, and the key it is the value of."""
 
@@ -55,7 +67,7 @@ def parse_overrides(settings: list[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise UserError(f"--set {setting}: write it as key=value, for example --set local.lr=0.1")
         try:
-            overrides[key.strip()] = yaml.safe_load(value)
+            overrides[key.strip()] = yaml.load(value, Loader)
         except yaml.YAMLError:
             raise UserError(f"--set {setting}: the value is not valid YAML") from None
     return overrides
@@ -76,14 +88,14 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; `ls recipes/` shows the configs that come along") from None
+        raise UserError(f"{file}: no such file; `tacit run --help` shows how a config is named") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"{file}: cannot be read ({reason})") from None
     lines: dict[Key, int] = {}
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=Loader)
+        values = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{file}, line {mark.line + 1}" if mark else str(file)

@@ -482,9 +482,9 @@ class Checkpoints(Section):
 class EngineSettings(Section):
     """Speed only: none of this can change a result, except `threads` in the last bits."""
 
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
     """Processes; 0 runs clients in the main process; `auto` is one for each core."""
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads of each worker."""
 
 
@@ -495,7 +495,7 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     pretrain: Pretraining | None = None
     """Central training instead of a federation (`tacit pretrain`)."""
-    rounds: PositiveInt
+    rounds: Annotated[int, Field(gt=0, le=10**8)]
     data: Data
     task: Named | None = None
     """What the model is trained for; left out, what the data set is for."""

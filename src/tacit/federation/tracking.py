@@ -133,8 +133,18 @@ def read_metrics(file: Path) -> list[Record]:
     """All complete lines of a metrics file (a line cut short by a kill is left out)."""
     if not file.exists():
         return []
-    lines = file.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    records: list[Record] = []
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], 1):
+        if not line:
+            continue
+        try:
+            records.append(json.loads(line))
+            int(records[-1]["round"])
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{file}, line {number}: no record of a round; restore the file, or start a new run"
+            ) from None
+    return records
 
 
 def trouble(record: Record) -> str | None:
