@@ -154,3 +154,31 @@ def test_compare_and_report_from_python(config, dataset) -> None:
     (row,) = tacit.compare("runs")
     assert row["seeds"] == 2
     assert tacit.page("runs", "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_plan_of_a_config_is_what_the_run_will_spend(command) -> None:
+    Path("c.yaml").write_text(GOOD + "privacy: {unit: client, clip: 0.2, epsilon: 3, delta: 1e-3}\n")
+    config = tacit.load("c.yaml")
+    planned = tacit.plan(config)
+    result = tacit.run(config, "run")
+    assert planned["epsilon"] == pytest.approx(result.last("epsilon"), rel=1e-6) and planned["epsilon"] <= 3
+    assert planned["noise"] == tacit.load("run/config.yaml").privacy.noise
+    d = sum(p.numel() for p in result.model.parameters())
+    assert planned["signal_to_noise"] == pytest.approx(4 / (planned["noise"] * d**0.5))
+    code, out, _ = command("plan", "c.yaml", "--set", "rounds=5")
+    assert code == 0 and "within the budget of 3" in out and "whole clients" in out
+    assert "no `privacy` section" in one_line(command("plan", "c.yaml", "--set", "privacy=null"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> None:
+    from tacit.algorithms import FedAvg
+
+    class Refuses(FedAvg):
+        def client(self, msg, memory, work):
+            raise tacit.UserError("feature 7 is empty; fill it in")
+
+    with pytest.raises(
+        tacit.UserError, match=r"client \d+, round 0, step 0: feature 7 is empty; fill it in$"
+    ):
+        tacit.run(config(engine__workers=workers), "run", dataset=dataset, algorithm=Refuses())

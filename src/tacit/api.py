@@ -12,6 +12,7 @@ A module, a data set, an algorithm or a task of one's own is passed as an object
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 import warnings
@@ -61,6 +62,7 @@ from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs
 from tacit.models.trained import Lora
 from tacit.models.weights import locate
 from tacit.privacy import Charge
+from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
 from tacit.report.card import card, loading
@@ -213,6 +215,39 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
     return read_together(places, delta)
 
 
+def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
+    """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
+
+    At client level `signal_to_noise` is the length of the mean update, were every client's as long as the
+    clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d) for d parameters.
+    """
+    if config.privacy is None:
+        raise UserError(
+            f"{config.name}: it has no `privacy` section, so nothing is spent and nothing guaranteed"
+        )
+    job = build_job(config, Path(config.name), dataset=dataset)
+    mechanism = job.privacy
+    assert mechanism is not None
+    spends = mechanism.planned(job.workload, config.rounds, mechanism.noise)
+    cost = max((epsilon(spend, mechanism.delta) for spend in spends), key=lambda found: found.value)
+    cohort = mechanism.expected(len(job.population))
+    strength = cohort / (mechanism.noise * math.sqrt(job.layout.shared)) if mechanism.noise else math.inf
+    return {
+        "unit": mechanism.unit,
+        "epsilon": cost.value,
+        "delta": mechanism.delta,
+        "budget": mechanism.epsilon,
+        "noise": mechanism.noise,
+        "rounds": config.rounds,
+        "clients": len(job.population),
+        "cohort": cohort,
+        "parameters": job.layout.shared,
+        "signal_to_noise": strength if mechanism.unit == "client" else None,
+        "simulation": mechanism.simulated,
+        "warnings": mechanism.warnings(job.workload),
+    }
+
+
 def compare(runs: str | Path | Sequence[str | Path]) -> list[dict[str, Any]]:
     """What `tacit compare` shows, as rows of plain values: runs that differ only in their seed are one."""
     places = [runs] if isinstance(runs, str | Path) else runs
@@ -345,8 +380,8 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     noise, rounds = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
     lines = []
     for scale in [*asked, *more]:
-        epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
-        lines.append(scale.text(epsilon, scale.noise(noise, config.cohort.size), rounds))
+        cost = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
+        lines.append(scale.text(cost, scale.noise(noise, config.cohort.size), rounds))
     return lines
 
 

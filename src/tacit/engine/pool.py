@@ -168,6 +168,8 @@ class Pool:
                 f"a worker process ended unexpectedly (exit code {code}; −9 often means out of memory); "
                 "try fewer engine.workers or a smaller batch, then `tacit resume`"
             ) from None
+        if kind == "user error":
+            raise UserError(answer)
         if kind == "error":
             raise ClientError(answer)
         return answer

@@ -17,6 +17,7 @@ import torch
 
 from tacit.engine import shared
 from tacit.engine.worker import ClientError, Worker
+from tacit.errors import UserError
 
 
 def serve(pipe: Connection[Any, Any]) -> None:
@@ -52,6 +53,8 @@ def main() -> None:
         serve(pipe)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+    except UserError as error:
+        pipe.send(("user error", str(error)))
     except ClientError as error:
         pipe.send(("error", f"{error}\n{traceback.format_exc()}"))
     except Exception as error:

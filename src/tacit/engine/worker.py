@@ -32,6 +32,7 @@ from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, workload
 from tacit.engine.memory import MemoryStore
 from tacit.engine.work import LocalWork
+from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
 from tacit.privacy import Bits, ExampleLevel, Mechanism, Workload
@@ -159,6 +160,8 @@ class Worker:
             self._check(upload, into)
         except Exception as error:
             where = f"client {client}, round {order.round}, step {work.count}"
+            if isinstance(error, UserError):  # it says itself what to do
+                raise UserError(f"{where}: {error}") from error
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
         if BUFFERS in into:
             upload[BUFFERS] = flat.buffers
