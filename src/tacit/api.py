@@ -219,7 +219,7 @@ def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
     """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
 
     At client level `signal_to_noise` is the length of the mean update, were every client's as long as the
-    clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d) for d parameters.
+    clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d).
     """
     if config.privacy is None:
         raise UserError(
