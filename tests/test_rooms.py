@@ -18,8 +18,10 @@ ORDER = [
     {"engine"},
     {"federation"},
     {"config"},
-    {"api", "report"},
+    {"report"},
+    {"api"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 ROOT = Path(tacit.__file__).parent

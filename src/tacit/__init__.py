@@ -8,11 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
-    from tacit.api import export, ledger, load, resume, run, statement, trained, verify
+    from tacit.api import (
+        compare,
+        dataset,
+        export,
+        ledger,
+        load,
+        page,
+        plan,
+        resume,
+        run,
+        statement,
+        test,
+        trained,
+        verify,
+    )
     from tacit.config.audit import audit
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
-    from tacit.federation import Result
+    from tacit.federation import Result, Tracker
+    from tacit.tasks import Task
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,14 +35,21 @@ __all__ = [
     "ArrayRecords",
     "Dataset",
     "Result",
+    "Task",
+    "Tracker",
     "UserError",
     "audit",
+    "compare",
+    "dataset",
     "export",
     "ledger",
     "load",
+    "page",
+    "plan",
     "resume",
     "run",
     "statement",
+    "test",
     "trained",
     "verify",
 ]
@@ -37,14 +59,21 @@ _HOME = {
     "ArrayRecords": "tacit.data",
     "Dataset": "tacit.data",
     "Result": "tacit.federation",
+    "Task": "tacit.tasks",
+    "Tracker": "tacit.federation",
     "UserError": "tacit.errors",
     "audit": "tacit.config.audit",
+    "compare": "tacit.api",
+    "dataset": "tacit.api",
     "export": "tacit.api",
     "ledger": "tacit.api",
     "load": "tacit.api",
+    "page": "tacit.api",
+    "plan": "tacit.api",
     "resume": "tacit.api",
     "run": "tacit.api",
     "statement": "tacit.api",
+    "test": "tacit.api",
     "trained": "tacit.api",
     "verify": "tacit.api",
 }
@@ -54,3 +83,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tacit' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -11,8 +11,11 @@ A module, a data set, an algorithm or a task of one's own is passed as an object
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,36 +34,63 @@ from tacit.config.build import (
     build_sampling,
     build_settings,
 )
+from tacit.config.imports import PREFIX
 from tacit.config.methods import build_algorithm
+from tacit.config.records import named_tokenizer
 from tacit.config.sweep import load_one
-from tacit.data import Dataset
+from tacit.data import Dataset, Tokenizer, own
 from tacit.data.identity import Identity, identify
 from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
+from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
+from tacit.federation.fitting import refuse_mismatch, refuse_odd
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
+from tacit.federation.passed import describe, mark, own_copy, refuse_others, trained_by, write_passed
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.federation.verify import Finding, examine, refuse_changed_config
-from tacit.models.export import copy_tokenizer, save_adapter, save_model
+from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.trained import Lora
 from tacit.models.weights import locate
 from tacit.privacy import Charge
+from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
+from tacit.report.card import card, loading
+from tacit.report.compare import find_runs, read_run, rows, to_json
+from tacit.report.page import PAGE, write_page
+from tacit.report.progress import watching
 from tacit.tasks import Task
 
 RUNS = Path("runs")
 """Where runs go unless told otherwise."""
+LABELS = "labels.json"
+"""What the classes are called."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
     """A checked config from a YAML file or a mapping, with dotted overrides such as {"local.lr": 0.1}."""
     return configs.load(source, overrides)
+
+
+def dataset(source: Any, *, tokenizer: str | Tokenizer | None = None, **columns: Any) -> Dataset:
+    """A data set of one's own records: see `tacit.data.own.dataset` for all that it takes.
+
+        data = tacit.dataset(frame, text="review", label="stars", user="customer", tokenizer="bytes")
+        tacit.run(config, dataset=data)
+
+    `source` is a pandas or polars DataFrame, a Hugging Face `datasets` object, a torch `Dataset`, a pair of
+    arrays (x, y), a list of rows or a dict of columns. `tokenizer` is `bytes`, a folder, a name on the hub,
+    or an object.
+    """
+    if isinstance(tokenizer, str):
+        tokenizer = named_tokenizer(tokenizer, False, columns.get("max_length", 128))
+    return own.dataset(source, tokenizer=tokenizer, **columns)
 
 
 def run(
@@ -72,21 +102,47 @@ def run(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     trackers: Sequence[Tracker] = (),
+    progress: bool | None = None,
 ) -> Result:
-    """Train. The run is saved in `folder` (a new one under runs/ by default), which must not hold a run."""
+    """Train. The run is saved in `folder` (a new one under runs/ by default), which must not hold a run.
+
+    Args:
+        config: what to do, from `load`.
+        folder: where the run is saved.
+        model: a module of one's own. A copy of it is trained, `result.model`; the object stays as it is. One
+            that a run has trained brings along what that run has cost, as `model.start` does.
+        dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
+        algorithm: an instance of a `tacit.Algorithm`.
+        task: a loss and metrics of one's own, a `tacit.Task`.
+        trackers: objects that hear of every round; one that fails is left out and never ends the run.
+        progress: show a bar; by default in terminals and notebooks.
+    """
     folder = Path(folder) if folder is not None else new_folder(config.name)
+    if dataset is not None and not isinstance(dataset, type):
+        refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
     with locked(folder, create=True):
         if (folder / CONFIG).exists():
             raise UserError(
                 f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
             )
-        ancestors = [] if config.model.public else ancestry(config.model.start)
+        passed = describe(model=model, dataset=dataset, algorithm=algorithm, task=task)
+        ancestors: list[Ancestor] = []
+        if not config.model.public:
+            ancestors = [*ancestry(config.model.start), *ancestry(trained_by(model))]
+        trackers = [*watching(trackers, progress), *trackers]
+        model = None if model is None else own_copy(model)
+        dataset = dataset or build_dataset(config)
         job = build_job(config, folder, model, dataset, algorithm, task)
+        if "model" in passed:
+            refuse_mismatch(job.model, job.task, dataset)
         config = resolved(config, job)
         data = identify(config.data.name, job.population)
         federation = _federation(config, folder, job, trackers, data, ancestors)
         try:
             write_lineage(folder, data, ancestors)
+            write_passed(folder, passed)
+            if dataset.label_names:
+                write_atomically(folder / LABELS, json.dumps(dataset.label_names, ensure_ascii=False) + "\n")
             write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -101,10 +157,12 @@ def resume(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     trackers: Sequence[Tracker] = (),
+    progress: bool | None = None,
     rounds: int | None = None,
 ) -> Result:
-    """Go on with a run from its newest sound checkpoint. Objects given to `run` must be given again.
+    """Go on with a run from its newest sound checkpoint.
 
+    Objects given to `run` must be given again, and others are refused: a run is one experiment to its end.
     `rounds`: go on to this round instead of the one that the run was started with. That is the one setting
     that may change; it also moves the end of schedules that are made for the whole run.
     """
@@ -112,6 +170,9 @@ def resume(
     _config(folder)  # a folder without a run is told before a lock is left in it
     with locked(folder):
         config = _config(folder, {} if rounds is None else {"rounds": rounds})
+        refuse_others(folder, {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task})
+        trackers = [*watching(trackers, progress), *trackers]
+        model = None if model is None else own_copy(model)
         job = build_job(config, folder, model, dataset, algorithm, task)
         data = identify(config.data.name, job.population)
         _, ancestors = read_lineage(folder)
@@ -168,6 +229,52 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
     return read_together(places, delta)
 
 
+def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
+    """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
+
+    At client level `signal_to_noise` is the length of the mean update, were every client's as long as the
+    clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d).
+    """
+    if config.privacy is None:
+        raise UserError(
+            f"{config.name}: it has no `privacy` section, so nothing is spent and nothing guaranteed"
+        )
+    job = build_job(config, Path(config.name), dataset=dataset)
+    mechanism = job.privacy
+    assert mechanism is not None
+    spends = mechanism.planned(job.workload, config.rounds, mechanism.noise)
+    cost = max((epsilon(spend, mechanism.delta) for spend in spends), key=lambda found: found.value)
+    cohort = mechanism.expected(len(job.population))
+    strength = cohort / (mechanism.noise * math.sqrt(job.layout.shared)) if mechanism.noise else math.inf
+    return {
+        "unit": mechanism.unit,
+        "epsilon": cost.value,
+        "delta": mechanism.delta,
+        "budget": mechanism.epsilon,
+        "noise": mechanism.noise,
+        "rounds": config.rounds,
+        "clients": len(job.population),
+        "cohort": cohort,
+        "parameters": job.layout.shared,
+        "signal_to_noise": strength if mechanism.unit == "client" else None,
+        "simulation": mechanism.simulated,
+        "warnings": mechanism.warnings(job.workload),
+    }
+
+
+def compare(runs: str | Path | Sequence[str | Path]) -> list[dict[str, Any]]:
+    """What `tacit compare` shows, as rows of plain values: runs that differ only in their seed are one."""
+    places = [runs] if isinstance(runs, str | Path) else runs
+    return to_json(rows(find_runs([Path(place) for place in places])))
+
+
+def page(runs: str | Path | Sequence[str | Path], file: str | Path = PAGE) -> Path:
+    """Make the HTML page on some runs; the file."""
+    places = [runs] if isinstance(runs, str | Path) else runs
+    write_page(rows(find_runs([Path(place) for place in places])), Path(file))
+    return Path(file)
+
+
 def trained(
     folder: str | Path,
     *,
@@ -177,15 +284,37 @@ def trained(
 ) -> nn.Module:
     """The model of a run's newest checkpoint. Objects given to `run` must be given again."""
     folder = Path(folder)
-    config = _config(folder)
+    given = {"model": model, "algorithm": algorithm}
+    refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "trained")
+    return _trained(folder, _config(folder), model, dataset, algorithm)
+
+
+def _trained(
+    folder: Path,
+    config: Config,
+    model: nn.Module | None,
+    dataset: Dataset | None,
+    algorithm: Algorithm | None,
+) -> nn.Module:
+    model = None if model is None else own_copy(model)
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     model = model or build_model(config, dataset or build_dataset(config))
     load_model(folder, model, algorithm.personal_part)
-    return model.eval()
+    return mark(model, folder).eval()
 
 
-def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = None) -> tuple[str, ...]:
+def export(
+    folder: str | Path,
+    into: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+) -> tuple[str, ...]:
     """Save a run's model for plain transformers and peft: an adapter with LoRA, else the whole model.
+
+    Objects given to `run` must be given again. The names of the classes go along (`id2label`), and a model
+    card, README.md, with the statement.
 
     Returns the patterns of what each client trained for itself, of which the server has but the beginning.
     """
@@ -193,27 +322,57 @@ def export(folder: str | Path, into: str | Path, *, dataset: Dataset | None = No
     config = _config(folder)
     if into.exists():
         raise UserError(f"{into} exists already; choose another folder")
+    given = {"model": model, "algorithm": algorithm}
+    refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "export")
+    given_model = model is not None
+    algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
-    model = trained(folder, dataset=dataset)
-    section, partial = config.model, into.with_name(f"{into.name}.partial")
+    model = _trained(folder, config, model, dataset, algorithm)
+    partial = into.with_name(f"{into.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    how = {"tacit": section.name, **section.options, "shape": dataset.shape, "classes": dataset.classes}
-    if section.lora is None:
-        save_model(model, how, partial)
+    try:
+        partial.mkdir(parents=True)
+        how_to = _save(config, model, given_model, dataset, partial, into.resolve())
+        if config.model.hub is not None and not given_model:
+            copy_tokenizer(locate(config.model.hub, offline=True), partial)
+        for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes along, and what it was trained on
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, partial / name)
+        said = read_statement(folder) if config.privacy is not None else None
+        text = card(read_run(folder), said, dataset.label_names, how_to, config.model.hub)
+        write_atomically(partial / "README.md", text)
+        partial.rename(into)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{into}: the model cannot be saved ({error.strerror or error})") from None
+    return algorithm.personal_part
+
+
+def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, partial: Path, into: Path) -> str:
+    """Write the model; the Python that loads it from where it will be."""
+    section = config.model
+    name_labels(model, dataset.label_names)
+    how: dict[str, Any] = {"shape": dataset.shape, "classes": dataset.classes}
+    if given or section.name is None or section.name.startswith(PREFIX):
+        how = {"class": f"{type(model).__module__}.{type(model).__qualname__}", **section.options, **how}
     else:
-        base = build_base(config, dataset)
-        home = section.hub if section.start is None else None  # where others find this very base
-        save_adapter(model, base, Lora(**section.lora.model_dump()), home or "base", partial)
-        if home is None:
-            save_model(base, how, partial / "base")
-    if section.hub is not None:
-        copy_tokenizer(locate(section.hub, offline=True), partial)
-    for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes with the model, and what it was trained on
-        if (folder / name).exists():
-            shutil.copyfile(folder / name, partial / name)
-    partial.rename(into)
-    return build_algorithm(config.method.name, config.method.options).personal_part
+        how = {"tacit": section.name, **section.options, **how}
+    known = hasattr(model, "save_pretrained")
+    if section.lora is None or given:
+        save_model(model, how, partial)
+        kind = "transformers" if known else "tacit" if "tacit" in how else "own"
+        return loading(kind, into, type(model).__name__ if known or kind == "own" else None)
+    base = build_base(config, dataset)
+    name_labels(base, dataset.label_names)
+    home = section.hub if section.start is None else None  # where others find this very base
+    local = None if home is None else Path(home).expanduser()
+    if local is not None and local.is_dir():
+        # Loading by name alone works where the base has the same outputs; else it goes along, with them.
+        home = str(local.resolve()) if outputs(local) == dataset.classes else None
+    save_adapter(model, base, Lora(**section.lora.model_dump()), home or str(into / "base"), partial)
+    if home is None:
+        save_model(base, how, partial / "base")
+    return loading("peft", into, auto_class(model))
 
 
 def _config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -238,7 +397,7 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     if not noise:
         return []
     lines = []
-    for scale, rounds in asked:
+    for scale, rounds in [*asked, *((scale, None) for scale in more)]:
         # A federation that goes on for longer does so in proportion while this run is under way.
         rounds = played if rounds is None else max(1, round(rounds * played / config.rounds))
         epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
@@ -273,6 +432,14 @@ def new_folder(name: str) -> Path:
 
 def _saved(config: Config, result: Result) -> Result:
     """A seed model is for others to start from: with its weights by name, beside its config."""
+    mark(result.model, result.path)
+    last = result.metrics[-1]["round"] if result.metrics else 0
+    write_ending(result.path, Ending(last, result.finished, result.stopped))
+    if result.metrics:
+        try:
+            write_page(rows([read_run(result.path)]), result.path / PAGE)
+        except Exception as error:  # a page is for looking at: none is worth a run
+            warnings.warn(f"{result.path / PAGE} could not be made: {error}", RuntimeWarning, stacklevel=2)
     if config.pretrain is not None and result.finished:
         save_weights(result.model, result.path / MODEL)
     return result

@@ -20,6 +20,7 @@ from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
+from tacit.cli.report import board, report
 from tacit.cli.users import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
@@ -40,7 +41,26 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from tacit import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    pass
+
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; recipes/ has examples.")]
 Overrides = Annotated[
@@ -174,13 +194,13 @@ def data(
     population = build_population(resolved, dataset)
     labelled = dataset.train.labels is not None
     if labelled:
-        describe.split_picture(population, dataset.classes, picture)
+        describe.split_picture(population, dataset.classes, picture, names=dataset.label_names)
     if as_json:
         facts = describe.to_json(population, dataset.classes, limit)
         print(json.dumps({**facts, "picture": str(picture) if labelled else None}))
         return
     console.print(f"[bold]{dataset.name}[/bold] ({dataset.licence}), {dataset.origin}")
-    console.print(describe.to_table(population, dataset.classes, limit))
+    console.print(describe.to_table(population, dataset.classes, limit, dataset.label_names))
     console.print(f"Label split drawn in {picture}" if labelled else "No labels, so no picture of them.")
 
 
@@ -243,6 +263,8 @@ def export(
 
 
 app.command()(compare)
+app.command()(report)
+app.command()(board)
 app.command()(test)
 app.command()(layers)
 app.command()(drift)
@@ -271,7 +293,7 @@ def _console(quiet: bool) -> Console:
 
 
 def _progress(console: Console) -> list[Any]:
-    from tacit.cli.progress import LiveProgress
+    from tacit.report.progress import LiveProgress
 
     return [LiveProgress(console)]
 
@@ -290,9 +312,12 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
             file=sys.stderr,
         )
         raise typer.Exit(INTERRUPTED) from None
+    from tacit.federation.tracking import troubles
+
     runs = find_runs([folder])
     for run in runs:
-        _tell_of_skipped(run.metrics, console, f"{escape(run.folder.name)}: ")
+        if (said := troubles(run.metrics)) is not None:
+            console.print(f"[yellow]{escape(run.folder.name)}: {said}[/yellow]")
     table = rows(runs)
     if as_json:
         print(json.dumps(to_json(table)))
@@ -315,36 +340,39 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
     if not result.finished:
         raise typer.Exit(INTERRUPTED)  # so that a script does not take it for a finished run
+    learnt = any(record.get("clients") for record in result.metrics)
     if as_json:
+        if not learnt:
+            raise typer.Exit(1)
         return
+    if result.trouble is not None:
+        console.print(f"[bold red]{result.trouble}[/bold red]")
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
-    _tell_of_skipped(result.metrics, console)
     from tacit.tasks import headline
 
     metric = headline(last)
     seconds = sum(record["seconds"] for record in result.metrics)
     done = f"[bold]{metric.text(last[metric.name])}[/bold], " if metric.name in last else ""
-    if (result.path / "statement.json").exists():
-        from tacit import api
-
-        console.print(api.statement(result.path).text(), style="dim", markup=False)
-        for line in api.extrapolations(result.path):
-            console.print(line, style="dim", markup=False)
-    if moved is not None:
-        console.print(moved.text())
     console.print(
         f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
+    if (result.path / "statement.json").exists():
+        from tacit import api
 
-
-def _tell_of_skipped(metrics: list[Any], console: Console, where: str = "") -> None:
-    from tacit.cli.progress import mostly_skipped
-
-    notes = [note for record in metrics if (note := mostly_skipped(record)) is not None]
-    if notes:
-        rounds = f"{where}in {len(notes)} of {_rounds(len(metrics))} most clients were left out"
-        console.print(f"[yellow]{rounds}; in the last of these, {notes[-1]}[/yellow]")
+        found = api.statement(result.path)
+        console.print(found.summary(), markup=False)
+        for text in found.warnings:
+            console.print(f"Mind: {text}.", style="yellow", markup=False)
+        for line in api.extrapolations(result.path):
+            console.print(line, style="dim", markup=False)
+        console.print(f"The whole statement: tacit statement {result.path}", style="dim", markup=False)
+    if moved is not None:
+        console.print(moved.text(), style="dim")
+    if (result.path / "report.html").exists():
+        console.print(f"Page: {result.path / 'report.html'}", markup=False, soft_wrap=True)
+    if not learnt:
+        raise typer.Exit(1)
 
 
 def _rounds(number: int) -> str:
@@ -387,6 +415,10 @@ def main() -> None:
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else "tacit"
         print(f"tacit: {error.format_message().rstrip('.')}; see `{command} --help`", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"tacit: {place}{error.strerror or error}; what was saved before is there", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         code = INTERRUPTED

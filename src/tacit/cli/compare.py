@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def compare(
 ) -> None:
     """Compare runs in one table: accuracy (or error rate), ε, traffic and time.
 
-    Runs that differ only in their seed become one row, as mean ± standard deviation.
+    Runs that differ only in their seed become one row, as mean ± standard deviation. All others are rows of
+    their own, named by every key that differs; unfinished runs, units and simulations are marked.
 
     - `tacit compare runs/a runs/b`
 
@@ -41,38 +43,61 @@ def compare(
         return
     console = Console(highlight=False, width=max(80, Console().width))
     console.print(comparison(table))
+    for remark in remarks(table):
+        console.print(f"[yellow]note:[/yellow] {remark}")
     if picture is not None:
         console.print(f"Curves drawn in {picture}")
 
 
 def comparison(table: list[Row]) -> Table:
-    """The rows as a table that fits 80 columns, the best first."""
+    """The rows as a table that fits 80 columns, the best first; under each label, where its runs are."""
+    from tacit.privacy.statement import rounded_up
     from tacit.report.compare import judged_by
 
     metric = judged_by(table)
     what, unit = "" if metric.name == "accuracy" else f"{metric.title} ", " %" if metric.share else ""
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    titles = ("", "seeds", f"{what}last{unit}", f"best{unit}", f"own{unit}", "ε", "MB up", "MB down", "s")
+    own = any(row.own(metric) for row in table)
+    private = any(row.protects for row in table)
+    titles = ["", "seeds", "rounds", f"{what}last{unit}", f"best{unit}"]
+    titles += [f"own{unit}"] * own + ["ε", "of a"] * private + ["MB", "s"]
     for title in titles:
-        shown.add_column(title, justify="left" if not title else "right", no_wrap=title != "")
+        side: Literal["left", "right"] = "left" if title in ("", "of a") else "right"
+        shown.add_column(title, justify=side, no_wrap=title != "", overflow="fold")
 
     def score(row: Row) -> float:
         last = row.last(metric.name)
         return float("-inf") if last is None else metric.score(last.mean)
 
     for row in sorted(table, key=score, reverse=True):
-        epsilon = row.last("epsilon")
-        numbers = (row.last(metric.name), row.best(metric), row.own(metric))
-        shown.add_row(
-            row.label,
-            str(len(row.runs)),
-            *(_number(spread, len(row.runs), 100 if metric.share else 1) for spread in numbers),
-            "–" if epsilon is None else f"{epsilon.mean:.2f}",
-            f"{row.total('bytes_up') / 1e6:.0f}",
-            f"{row.total('bytes_down') / 1e6:.0f}",
-            f"{row.total('seconds'):.3g}",
-        )
+        numbers = [row.last(metric.name), row.best(metric), *([row.own(metric)] if own else [])]
+        cells = [f"{escape(row.label)}\n[dim]{escape(row.place)}[/dim]", str(len(row.runs)), row.rounds]
+        cells += [_number(spread, len(row.runs), 100 if metric.share else 1) for spread in numbers]
+        if private:
+            epsilon = row.last("epsilon")
+            cells += ["–" if epsilon is None else rounded_up(epsilon.mean), _protected(row)]
+        moved = row.total("bytes_up") + row.total("bytes_down")
+        shown.add_row(*cells, f"{moved / 1e6:.0f}", f"{row.total('seconds'):.3g}")
     return shown
+
+
+def remarks(table: list[Row]) -> list[str]:
+    """What the numbers alone would hide."""
+    found = []
+    if (unfinished := sum(row.unfinished for row in table)) > 0:
+        found.append(f"{unfinished} of these runs are not finished: their rows say how far they came")
+    if any(row.runs[0].simulated for row in table):
+        found.append("simulated: noise from a seed, which can be repeated; its ε is no claim")
+    if len({row.runs[0].unit for row in table if row.runs[0].unit}) > 1:
+        found.append("an ε of records and one of clients are not the same promise: compare within a unit")
+    if any(row.other_weights for row in table):
+        found.append("the seeds of a row began with different weights of a model that was passed in")
+    return found
+
+
+def _protected(row: Row) -> str:
+    name = {"client": "client", "example": "record"}.get(row.runs[0].unit or "", "")
+    return f"{name}, simulated" if name and row.runs[0].simulated else name
 
 
 def _number(spread: Spread | None, runs: int, scale: float) -> str:

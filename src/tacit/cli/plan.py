@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,6 +43,12 @@ _RUN, _SCALE, _EXAMPLE, _OUTPUT = "The run", "Scale", "Example level: single rec
 
 
 def plan(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.yaml]", help="A config, instead of all the options below.")
+    ] = None,
+    overrides: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
+    ] = [],  # noqa: B006
     rate: Annotated[float | None, _option("Probability that a client joins a round.", _RUN)] = None,
     noise: Annotated[float | None, _option("Noise multiplier: std ÷ clipping bound.", _RUN)] = None,
     noise_on: Annotated[
@@ -76,6 +83,10 @@ def plan(
     as_json: Annotated[bool, _option("One JSON object.", _OUTPUT, "--json")] = False,
 ) -> None:
     """Plan the privacy of a run: its ε, or the setting that keeps ε within a target.
+
+    What a config will cost, before it runs:
+
+    - `tacit plan recipes/quickstart.yaml --set rounds=100`
 
     ε of a run:
 
@@ -117,6 +128,9 @@ def plan(
     from tacit.privacy.answers import Question, answer
     from tacit.privacy.conventions import from_sum
 
+    if file is not None:
+        _of_config(file, overrides, as_json)
+        return
     if delta is None:
         raise UserError("give --delta, the probability that the guarantee fails, e.g. --delta 1e-6")
     question = Question(
@@ -158,6 +172,35 @@ def plan(
         console.print(scale.text(there, scaled, found.times))
     if grid:
         _show_grid(console, found, grid)
+
+
+def _of_config(file: Path, overrides: list[str], as_json: bool) -> None:
+    """What a config will cost: of a sweep, its first run."""
+    from tacit import api
+    from tacit.config import parse_overrides
+    from tacit.config.sweep import load_one
+    from tacit.privacy.statement import rounded_up
+
+    found = api.plan(load_one(file, parse_overrides(overrides)))
+    if as_json:
+        print(json.dumps(found))
+        return
+    console = Console(highlight=False, width=min(80, Console().width))
+    rows = Table.grid(padding=(0, 2))
+    whom = "whole clients" if found["unit"] == "client" else "single records"
+    simulated = " (a simulation: nothing is claimed)" if found["simulation"] else ""
+    budget = "" if found["budget"] is None else f", within the budget of {found['budget']:g}"
+    rows.add_row("ε", f"[bold]{rounded_up(found['epsilon'])}[/bold] for {whom}{budget}{simulated}")
+    rows.add_row("δ", f"{found['delta']:g}")
+    rows.add_row("noise", f"{found['noise']:g} × the clipping bound")
+    rows.add_row("rounds", f"{found['rounds']:,}")
+    rows.add_row("clients", f"{found['cohort']:g} of {found['clients']:,} a round, on average")
+    if found["signal_to_noise"] is not None:
+        told = f"{found['signal_to_noise']:.3g} at most: the mean update over the noise on it"
+        rows.add_row("signal", f"{told}, for {found['parameters']:,} parameters")
+    console.print(rows)
+    for warning in found["warnings"]:
+        console.print(f"[yellow]warning:[/yellow] {warning}")
 
 
 def _on_sum(

@@ -13,6 +13,7 @@ from torch import nn
 
 from tacit import models, randomness, tasks
 from tacit.algorithms import Algorithm
+from tacit.config.imports import PREFIX, made
 from tacit.config.methods import build_algorithm
 from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
 from tacit.config.records import build_dataset as build_dataset
@@ -139,6 +140,13 @@ def _network(config: Config, dataset: Dataset) -> nn.Module:
     if section.config is not None:
         return hub.from_config(sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE)
     assert section.name is not None  # the schema asks for one of the three
+    if section.name.startswith(PREFIX):
+        model = made(section.name, "model", section.options, shape=dataset.shape, classes=dataset.classes)
+        if not isinstance(model, nn.Module):
+            raise UserError(
+                f"model.import: {section.name} gives a {type(model).__name__}, not a torch module"
+            )
+        return model
     try:
         return models.build(section.name, *sizes, **section.options)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -152,6 +160,9 @@ def build_task(config: Config, dataset: Dataset) -> Task:
     """What the model is trained for."""
     if config.task is None:
         return tasks.build(dataset.task)
+    if config.task.name.startswith(PREFIX):
+        task: Task = made(config.task.name, "task", config.task.options)
+        return task
     return tasks.build(config.task.name, **config.task.options)
 
 
@@ -175,6 +186,7 @@ def build_job(
     if config.evaluate.clients and not config.data.holdout:
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
     _refuse_misfits(config, algorithm)
+    _ask_for_the_unit(config, dataset)
     local = build_local(config, dataset)
     return Job(
         model=model or build_model(config, dataset),
@@ -252,6 +264,26 @@ def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
             f"privacy.unit: {config.method.name} trains a personal part in a pass of its own, which example-"
             "level accounting does not cover; use unit: client"
         )
+
+
+def _ask_for_the_unit(config: Config, dataset: Dataset) -> None:
+    """A preset must not decide for a person whether their users or single records are protected.
+
+    Where clients are the users and whole clients are protected, nothing weaker could have been meant.
+    """
+    privacy = config.privacy
+    if privacy is None or not config._assumed_unit or dataset.train.users is None:
+        return
+    if privacy.unit == "client" and isinstance(config.data.partition, Natural):
+        return
+    whose = (
+        "single records" if privacy.unit == "example" else "whole clients, and here a user is not a client"
+    )
+    raise UserError(
+        f"privacy.unit: {dataset.name} has users, and {config.method.name} by itself protects {whose}; say "
+        "which it shall be: `unit: client` (with data.partition: {kind: natural}, all of a user's records) "
+        "or `unit: example` (each record)"
+    )
 
 
 def build_settings(config: Config) -> Settings:

@@ -7,6 +7,7 @@ out. So experiments that share their setting say it once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -46,9 +47,13 @@ def load(
     for key, value in (overrides or {}).items():
         override(values, key, value)
     try:
-        return Config.model_validate(with_preset(expanded(values)) if presets else values)
+        config = Config.model_validate(with_preset(expanded(values)) if presets else values)
     except ValidationError as error:
         raise UserError(_explain(error, values, places, where, set(overrides or {}))) from None
+    given = values.get("privacy")
+    unit = given.get("unit") if isinstance(given, Mapping) else None
+    config._assumed_unit = config.privacy is not None and unit is None
+    return config
 
 
 def parse_overrides(settings: list[str]) -> dict[str, Any]:
@@ -66,7 +71,10 @@ def parse_overrides(settings: list[str]) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without dates: what looks like one is a text, which a section then refuses by its name."""
+    """YAML without dates: what looks like one is a text, which a section then refuses by its name.
+
+    And `1e-1` is a number in it, as everywhere else; YAML 1.1 wants `1.0e-1`.
+    """
 
     _depth = 0
 
@@ -83,6 +91,13 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
 
 
 def parse(text: str) -> tuple[Any, yaml.Node | None]:
@@ -154,7 +169,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; `ls recipes/` shows the configs that come along") from None
+        raise UserError(f"{file}: no such file; `tacit run --help` shows how a config is named") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"{file}: cannot be read ({reason})") from None

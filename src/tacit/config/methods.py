@@ -28,6 +28,7 @@ from tacit.algorithms import (
     FedSAM,
     Scaffold,
 )
+from tacit.config.imports import PREFIX, made
 from tacit.errors import UserError
 
 Settings = Mapping[str, Any]
@@ -151,6 +152,11 @@ def find(name: str) -> Method:
 
 def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     """The algorithm that a config's `method` names; an unknown name or option is refused."""
+    if name.startswith(PREFIX):
+        own = made(name, "method", dict(options))
+        if not isinstance(own, Algorithm):
+            raise UserError(f"method.import: {name} gives a {type(own).__name__}, not a tacit.Algorithm")
+        return own
     method = find(name)
     known = {f.name: get_type_hints(method.algorithm)[f.name] for f in fields(method.algorithm)}
     chosen = dict(options)

@@ -8,9 +8,13 @@ from typing import Any
 from torch import nn
 
 from tacit import data
+from tacit.config.imports import PREFIX, made
 from tacit.config.schema import Config
 from tacit.data import Dataset, Tokenizer
 from tacit.data.augment import Augment
+from tacit.data.dataset import TABLE
+from tacit.data.own import TASKS, Meaning, from_columns
+from tacit.data.table import Format, read_table
 from tacit.data.tokens import BYTES, Bytes, from_folder
 from tacit.errors import UserError
 from tacit.models.weights import locate
@@ -22,6 +26,15 @@ OFFSET = ("roberta", "xlm-roberta", "camembert")
 def build_dataset(config: Config) -> Dataset:
     """The records, fetched if need be."""
     section, normalise = config.data, config.data.normalise
+    if section.name.startswith(PREFIX):
+        found = made(section.name, "data", section.options)
+        if not isinstance(found, Dataset):
+            raise UserError(
+                f"data.import: {section.name} gives a {type(found).__name__}, not a tacit.Dataset"
+            )
+        return found
+    if section.name == TABLE:
+        return _table(config)
     texts = data.has_texts(section.name, section.text)
     return data.load(
         section.name,
@@ -40,6 +53,43 @@ def build_dataset(config: Config) -> Dataset:
     )
 
 
+def _table(config: Config) -> Dataset:
+    section, normalise = config.data, config.data.normalise
+    if section.path is None:
+        raise UserError("data.path: a table needs the path of its file")
+    format = Format(section.delimiter, section.encoding, section.missing)
+    task = config.task.name if config.task is not None and config.task.name in TASKS else "classification"
+    meaning = Meaning(
+        features=section.features,
+        text=section.text,
+        image=section.image,
+        label=section.label,
+        user=section.user,
+        task=task,
+        tokenizer=build_tokenizer(config) if section.text else None,
+        max_length=section.max_length,
+        size=section.size,
+        mean=None if normalise is None else normalise.mean,
+        std=None if normalise is None else normalise.std,
+        skip_bad=section.on_bad == "skip",
+    )
+    test = None if section.test is None else read_table(Path(section.test), format)
+    found = read_table(Path(section.path), format)
+    return from_columns(found, test, meaning, Path(section.path).stem, section.path)
+
+
+def named_tokenizer(name: str, offline: bool, max_length: int) -> Tokenizer:
+    """The tokenizer of that name: bytes, a folder, or one on the hub."""
+    if name == BYTES:
+        return Bytes()
+    folder = Path(name).expanduser()
+    # A folder needs a tokenizer alone; `locate` asks for a whole model.
+    tokenizer = from_folder(folder if folder.is_dir() else locate(name, offline))
+    if max_length > tokenizer.longest:
+        raise UserError(f"data.max_length: {name} reads at most {tokenizer.longest} tokens, not {max_length}")
+    return tokenizer
+
+
 def build_tokenizer(config: Config) -> Tokenizer:
     """The tokenizer that `data.tokenizer` names, or the model's own."""
     name = config.data.tokenizer or config.model.hub
@@ -48,16 +98,7 @@ def build_tokenizer(config: Config) -> Tokenizer:
             "data.tokenizer: texts need one, and this model brings none; give a folder, a name on the hub, "
             "minilm, or bytes"
         )
-    if name == BYTES:
-        return Bytes()
-    folder = Path(name).expanduser()
-    # A folder needs a tokenizer alone; `locate` asks for a whole model.
-    tokenizer = from_folder(folder if folder.is_dir() else locate(name, config.data.offline))
-    if config.data.max_length > tokenizer.longest:
-        raise UserError(
-            f"data.max_length: {name} reads at most {tokenizer.longest} tokens, not {config.data.max_length}"
-        )
-    return tokenizer
+    return named_tokenizer(name, config.data.offline, config.data.max_length)
 
 
 def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str, Any] | str:

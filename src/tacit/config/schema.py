@@ -15,10 +15,12 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     field_validator,
     model_validator,
 )
 
+from tacit.config.imports import as_name
 from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step, Warmup
 from tacit.privacy.conventions import to_sum
 
@@ -77,7 +79,7 @@ class Named(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        return {"name": value} if isinstance(value, str) else as_name(value)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -95,7 +97,7 @@ class LoraSettings(Section):
 
 
 class Model(BaseModel):
-    """The network: `name` (its other keys are options), `hub` or `config`; a bare name is short for it."""
+    """The network: `name` or `import` (other keys are options), `hub` or `config`; a bare name is a name."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -115,7 +117,7 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        return {"name": value} if isinstance(value, str) else as_name(value)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -211,6 +213,23 @@ class Data(Section):
     augment: Augment | None = None
     speech: SpeechData | None = None
     """Options of a corpus of speech."""
+    features: tuple[str, ...] = ()
+    """Of a table: columns of numbers, together one vector a record."""
+    test: str | None = None
+    """Of a table: the file of test records; left out, a tenth is set aside."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    encoding: str = "utf-8"
+    missing: tuple[str, ...] = ("",)
+    """Of a table: texts that stand for a missing value; nothing else is taken for one."""
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    """Of a table: what to do about rows that cannot be used."""
+    options: dict[str, Any] = {}
+    """Of `import`: what the function is called with."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _imported(cls, value: Any) -> Any:
+        return as_name(value)
 
     @field_validator("text", mode="before")
     @classmethod
@@ -533,9 +552,9 @@ class Checkpoints(Section):
 class EngineSettings(Section):
     """Speed only: none of this can change a result, except `threads` in the last bits."""
 
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
     """Processes; 0 runs clients in the main process; `auto` is one for each core."""
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads of each worker."""
 
 
@@ -546,7 +565,7 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     pretrain: Pretraining | None = None
     """Central training instead of a federation (`tacit pretrain`)."""
-    rounds: PositiveInt
+    rounds: Annotated[int, Field(gt=0, le=10**8)]
     data: Data
     task: Named | None = None
     """What the model is trained for; left out, what the data set is for."""
@@ -562,6 +581,8 @@ class Config(Section):
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineSettings = EngineSettings()
     trackers: tuple[Literal["tensorboard"], ...] = ()
+    _assumed_unit: bool = PrivateAttr(False)
+    """Whether the privacy unit is a preset's, and not the person's choice."""
 
     @field_validator("privacy")
     @classmethod

@@ -33,6 +33,7 @@ from tacit.errors import UserError
 SLICE = "fashion-mnist-slice"
 FOLDER = "folder"
 HUB = "hf:"
+TABLE = "table"
 FILES = ("csv", "parquet", "json")
 """Kinds of files that hold rows; `folder` holds such files too if its text columns are named."""
 
@@ -56,6 +57,8 @@ class Dataset:
     """What made the tokens of its texts."""
     validation: Records | None = None
     """Records to choose settings by that are apart from the clients' and from the test's."""
+    label_names: tuple[str, ...] = ()
+    """What the classes are called, where that is known; one for each."""
     tokens: tuple[str, ...] = ()
     """What the classes stand for where they spell a text (speech): one string for each."""
 
@@ -84,6 +87,7 @@ def names() -> dict[str, str]:
     texts = {k.name: f"{sum(k.counts):,} texts; {k.licence}; {k.origin}" for k in KNOWN_TEXT.values()}
     generic = {
         f"{HUB}NAME": "any image or text data set of the Hugging Face hub (or NAME:PART); see its page",
+        TABLE: "a csv, tsv, parquet or json file given as path, with columns that you name; yours",
         FOLDER: "pictures, one sub-folder per class, or files with texts, in a folder given as path; yours",
         **dict.fromkeys(FILES, "a file of rows, or a folder of them, given as path; yours"),
     }

@@ -6,7 +6,7 @@ Only the clients that are shown are looked at, so ten million of them are descri
 >>> records = ArrayRecords(np.zeros((6, 1, 2, 2), np.uint8), [0, 0, 1, 1, 1, 2])
 >>> clients = Population(records, np.array([0, 4, 6]), np.arange(6), holdout=0.25)
 >>> client_table(clients, classes=3, limit=1)
-[ClientRow(client=0, train=3, test=1, labels=(2, 2, 0))]
+[ClientRow(client=0, train=3, test=1, labels=(2, 2, 0), name=None)]
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class ClientRow:
     test: int
     labels: tuple[int, ...]
     """Empty where the records have no classes."""
+    name: str | None = None
+    """Whose records they are, where they are one user's."""
 
 
 def client_table(population: Population, classes: int, limit: int = 20) -> list[ClientRow]:
@@ -52,24 +54,25 @@ def to_json(population: Population, classes: int, limit: int = 20) -> dict[str, 
     }
 
 
-def to_table(population: Population, classes: int, limit: int = 20) -> Table:
+def to_table(population: Population, classes: int, limit: int = 20, names: tuple[str, ...] = ()) -> Table:
     """The same for a terminal. More than twelve classes would not fit; then the largest few are named."""
     rows = client_table(population, classes, limit)
     table = Table(title=f"{len(rows)} of {len(population):,} clients", caption=_caption(population))
     for name in ("client", "train", "test"):
         table.add_column(name, justify="right")
     wide = classes <= 12 and bool(rows[0].labels)
-    for name in (
-        [f"class {c}" if c == 0 else str(c) for c in range(classes)] if wide else ["most frequent classes"]
-    ):
+    for name in _class_names(classes, names) if wide else ["most frequent classes"]:
         table.add_column(name, justify="right" if wide else "left")
     for row in rows:
-        cells = [str(n) if n else "·" for n in row.labels] if wide else [_largest(row)]
-        table.add_row(f"{row.client:,}", f"{row.train:,}", f"{row.test:,}", *cells)
+        cells = [str(n) if n else "·" for n in row.labels] if wide else [_largest(row, names)]
+        who = f"{row.client:,}" if row.name is None else row.name
+        table.add_row(who, f"{row.train:,}", f"{row.test:,}", *cells)
     return table
 
 
-def split_picture(population: Population, classes: int, path: Path | str, limit: int = 30) -> None:
+def split_picture(
+    population: Population, classes: int, path: Path | str, limit: int = 30, names: tuple[str, ...] = ()
+) -> None:
     """A PNG: a row for each of up to `limit` clients, a column for each class; darker is more records."""
     from matplotlib.figure import Figure  # a second of imports that a run does not need
 
@@ -84,12 +87,16 @@ def split_picture(population: Population, classes: int, path: Path | str, limit:
     axes = figure.add_subplot()
     image = axes.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     axes.set_yticks(
-        range(len(rows)), [f"{row.client:,}  (n = {row.train + row.test:,})" for row in rows], fontsize=8
+        range(len(rows)),
+        [f"{row.name or f'{row.client:,}'}  (n = {row.train + row.test:,})" for row in rows],
+        fontsize=8,
     )
     axes.set_ylabel("client  (n: its records)")
     axes.set_xlabel("class")
     if numbered:
-        axes.set_xticks(range(classes))
+        axes.set_xticks(
+            range(classes), names or [str(c) for c in range(classes)], rotation=90 if names else 0
+        )
         _write_numbers(axes, counts)
     shown = "every client" if len(rows) == len(population) else f"{len(rows)} of {len(population):,} clients"
     held = float((counts > 0).sum(axis=1).mean())
@@ -113,7 +120,16 @@ def _row(population: Population, classes: int, client: int) -> ClientRow:
     if labels is not None:
         own = np.concatenate([train, test])
         histogram = tuple(np.bincount(labels[own], minlength=classes).tolist())
-    return ClientRow(client, len(train), len(test), histogram)
+    return ClientRow(client, len(train), len(test), histogram, _user(population, client))
+
+
+def _user(population: Population, client: int) -> str | None:
+    users = population.records.users
+    start, end = population.offsets[client : client + 2]
+    if users is None or start == end:
+        return None
+    own = np.unique(users[population.indices[start:end]])
+    return str(own[0]) if len(own) == 1 else None
 
 
 def _caption(population: Population) -> str:
@@ -121,9 +137,14 @@ def _caption(population: Population) -> str:
     return f"training records a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
 
 
-def _largest(row: ClientRow) -> str:
+def _class_names(classes: int, names: tuple[str, ...]) -> list[str]:
+    return list(names) if names else [f"class {c}" if c == 0 else str(c) for c in range(classes)]
+
+
+def _largest(row: ClientRow, names: tuple[str, ...] = ()) -> str:
     order = np.argsort(row.labels)[::-1][:6]
-    return ", ".join(f"{c}: {row.labels[c]:,}" for c in order if row.labels[c]) or "·"
+    shown = [f"{names[c] if names else c}: {row.labels[c]:,}" for c in order if row.labels[c]]
+    return ", ".join(shown) or "·"
 
 
 def _write_numbers(axes: Any, counts: NDArray[np.int64]) -> None:

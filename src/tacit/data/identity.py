@@ -85,13 +85,7 @@ class Identity:
 def identify(name: str, population: Population) -> Identity:
     """The identity of a population's data."""
     records = population.records
-    content = sha256(str(len(records)).encode())
-    for facts in (records.labels, records.users):
-        if facts is not None:
-            plain = facts.astype(str) if facts.dtype == object else facts
-            content.update(np.ascontiguousarray(plain).tobytes())
     hashes = _hashes(records, np.sort(population.indices))
-    content.update(hashes.tobytes())
     clients = sha256(np.ascontiguousarray(population.offsets, dtype=np.int64).tobytes())
     clients.update(np.ascontiguousarray(population.indices, dtype=np.int64).tobytes())
     clients.update(f"{population.holdout} {population.validation}".encode())
@@ -99,7 +93,22 @@ def identify(name: str, population: Population) -> Identity:
     if records.users is not None:
         people = tuple(str(user) for user in np.unique(records.users[population.indices]))
     sketch = tuple(f"{digest:016x}" for digest in np.unique(hashes)[:SKETCH])
-    return Identity(name, content.hexdigest(), clients.hexdigest(), sketch, people)
+    return Identity(name, _content(records, hashes), clients.hexdigest(), sketch, people)
+
+
+def contents(records: Records) -> str:
+    """A hash of every record with its label and user."""
+    return _content(records, _hashes(records, np.arange(len(records))))
+
+
+def _content(records: Records, hashes: NDArray[np.uint64]) -> str:
+    content = sha256(str(len(records)).encode())
+    for facts in (records.labels, records.users):
+        if facts is not None:
+            plain = facts.astype(str) if facts.dtype == object else facts
+            content.update(np.ascontiguousarray(plain).tobytes())
+    content.update(hashes.tobytes())
+    return content.hexdigest()
 
 
 def _hashes(records: Records, held: NDArray[Any]) -> NDArray[np.uint64]:

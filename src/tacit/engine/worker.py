@@ -35,6 +35,7 @@ from tacit.engine.isolation import Pristine, refuse_leaky_modules
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, nothing, workload
 from tacit.engine.memory import MemoryStore
 from tacit.engine.work import LocalWork, mean_loss
+from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
 from tacit.privacy import ExampleLevel, Mechanism, Workload
@@ -194,6 +195,8 @@ class Worker:
             upload = received(sent, {name: t.numel() for name, t in into.items() if name != BUFFERS})
         except Exception as error:
             where = f"client {client}, round {order.round}, step {work.count}"
+            if isinstance(error, UserError):  # it says itself what to do
+                raise UserError(f"{where}: {error}") from error
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
         if BUFFERS in into:
             upload[BUFFERS] = flat.buffers

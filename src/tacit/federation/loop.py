@@ -29,7 +29,7 @@ from tacit.federation.layers import layer_statistics, server_statistics
 from tacit.federation.room import Room
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SPENT
-from tacit.federation.tracking import JsonLines, Record, Tracker, read_metrics
+from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, read_metrics, troubles
 from tacit.optimizers.schedules import Schedule
 from tacit.optimizers.server import ServerOptimizer
 from tacit.privacy import (
@@ -90,6 +90,11 @@ class Result:
     """False when the run was interrupted; `tacit resume` goes on."""
     stopped: str | None = None
     """Why it ended before its last round, if it did."""
+
+    @property
+    def trouble(self) -> str | None:
+        """A sentence, if in most rounds clients sent nothing of use."""
+        return troubles(self.metrics)
 
     def last(self, name: str) -> float:
         """A metric's newest value."""
@@ -187,7 +192,7 @@ class Federation:
         self._room = Room(folder)
         self._mechanism_state = self.mechanism.init()
         self._spent: dict[str, Any] = {}
-        self.trackers: list[Tracker] = list(trackers)
+        self.trackers: list[Tracker] = [Guarded(tracker) for tracker in trackers]
         self._unsaved: set[int] = set()
         self._server_layers: dict[str, list[float]] = {}
         self._restore()
@@ -349,7 +354,7 @@ class Federation:
         if mean is not None:
             self._step(mean, order.lr)
         # 8. What is kept and told.
-        return self._finish_round(engine, order.lr, message, reports, start)
+        return self._finish_round(engine, order.lr, message, reports, start) | _clipped(reports, bounding)
 
     def _mean_before_noise(self, total: Vectors, bounding: Bounding | None) -> Tensor:
         """The mean bounded update, as the noise will find it (with whatever noise the clients made
@@ -548,6 +553,14 @@ def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:
         within=sum(report.finite and report.norm <= norm for report in reports),
         weight=sum(report.weight for report in reports),
     )
+
+
+def _clipped(reports: Sequence[Report], bounding: Bounding | None) -> Record:
+    """The share of a round's clients whose upload was longer than the clip; for the researcher, and exact."""
+    norms = [report.norm for report in reports if report.finite]
+    if bounding is None or not norms:
+        return {}
+    return {"clipped": round(sum(norm > bounding.bound.bound for norm in norms) / len(norms), 4)}
 
 
 @contextmanager

@@ -89,8 +89,10 @@ class Spending:
     def explain(self, folder: Path, final: bool = False) -> None:
         """Write down what is guaranteed so far, if anything is."""
         if self._mechanism is not None:
+            mechanism, workload = self._mechanism, self._workload
+            warnings = mechanism.warnings(workload)
             write_statement(
-                folder, self._mechanism, self._worst(final), self._tally, self._workload.population
+                folder, mechanism, self._worst(final), self._tally, workload.population, warnings
             )
 
     def close(self) -> None:

@@ -25,14 +25,25 @@ SPENT = "spending"
 """Where a checkpoint keeps what it knows of the ledger."""
 
 
-def write_statement(folder: Path, mechanism: Mechanism, worst: Worst, tally: Tally, population: int) -> None:
+def write_statement(
+    folder: Path,
+    mechanism: Mechanism,
+    worst: Worst,
+    tally: Tally,
+    population: int,
+    warnings: Sequence[str] = (),
+) -> None:
     """Say what a run has spent, in `statement.json`, with what it takes to say it again later.
 
     The totals are the open ledger's own: reading its file would give up the lock on it, and adding them all
     up again would take longer with every round.
     """
-    statement = state(mechanism, worst, tally, population)
-    made_from = {"mechanism": plain_mechanism(mechanism), "population": population}
+    statement = state(mechanism, worst, tally, population, warnings=warnings)
+    made_from = {
+        "mechanism": plain_mechanism(mechanism),
+        "population": population,
+        "warnings": list(warnings),
+    }
     plain = statement.to_dict() | {"made_from": made_from}
     write_atomically(folder / STATEMENT, sealed(plain, indent=1))
 
@@ -49,12 +60,13 @@ def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
         made_from = unsealed(file.read_text(encoding="utf-8"), indent=1)["made_from"]
         mechanism = read_mechanism(made_from["mechanism"])
         population = int(made_from["population"])
+        warnings = [str(warning) for warning in made_from.get("warnings", ())]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); resume the run to have it written anew") from None
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):
         raise UserError(f"{file} and {contents.path} are of different runs; restore them")
-    return make_statement(mechanism, contents.charges, population, groups)
+    return make_statement(mechanism, contents.charges, population, groups, warnings)
 
 
 def read_ledger(folder: Path) -> Contents:

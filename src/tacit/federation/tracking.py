@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,19 +21,61 @@ CHECK = ', "check": "{:08x}"}}'
 
 
 class Tracker(Protocol):
-    """A hook on a run. Any object with these methods can be passed to `tacit.run(trackers=[…])`."""
+    """A hook on a run, for `tacit.run(trackers=[…])`: any object with some of these methods.
+
+    A class of one's own may inherit from this one, whose methods do nothing. A tracker that fails is told of
+    once and not called again; it never ends a run.
+    """
 
     def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
         """The run begins (or goes on) at `round` of `rounds`."""
+        return
 
     def clients(self, done: int, cohort: int) -> None:
         """So many of the round's clients are done."""
+        return
 
     def round(self, record: Record) -> None:
         """A round has ended."""
+        return
 
     def close(self) -> None:
         """The run has ended, or stopped."""
+        return
+
+
+class Guarded:
+    """A tracker that cannot end a run: its first error is a warning, and its last."""
+
+    def __init__(self, tracker: object) -> None:
+        self._tracker: object | None = tracker
+
+    def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
+        self._call("start", round, rounds, facts)
+
+    def clients(self, done: int, cohort: int) -> None:
+        self._call("clients", done, cohort)
+
+    def round(self, record: Record) -> None:
+        self._call("round", dict(record))  # its own: what it does to a record is nobody else's business
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        method = getattr(self._tracker, name, None)
+        if method is None:
+            return
+        try:
+            method(*arguments)
+        except Exception as error:  # whatever it does, the run is worth more
+            kind, self._tracker = type(self._tracker).__name__, None
+            warnings.warn(
+                f"tracker {kind} failed in {name} and is not called again; the run goes on "
+                f"({type(error).__name__}: {error})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 class JsonLines:
@@ -165,3 +208,36 @@ def _read(line: bytes) -> Record | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and "round" in record else None
+
+
+def trouble(record: Record) -> str | None:
+    """A sentence on a round in which most clients sent nothing of use, or None.
+
+    >>> trouble({"round": 3, "clients": 0, "skipped": [4, 9]})
+    'round 3: all 2 clients sent infinities or nothing that is a number, and count for nothing'
+    >>> trouble({"round": 3, "clients": 2, "skipped": [4]})
+    """
+    failed, sound = len(record.get("skipped", ())), int(record.get("clients", 0))
+    if failed <= sound:
+        return None
+    who = f"all {failed}" if not sound else f"{failed} of {failed + sound}"
+    return (
+        f"round {record['round']}: {who} clients sent infinities or nothing that is a number, and count for "
+        "nothing"
+    )
+
+
+def troubles(metrics: Sequence[Record]) -> str | None:
+    """The same over a whole run, for its end."""
+    bad = [record for record in metrics if trouble(record)]
+    if not bad:
+        return None
+    none = sum(not record.get("clients") for record in bad)
+    drawn = sum(1 for record in metrics if record.get("clients") or record.get("skipped"))
+    if none == drawn:
+        return (
+            f"Nothing was learnt: in all {drawn} rounds every client failed (infinities, or not a number"
+            "), so the model is noise. Lower local.lr or set local.clip"
+        )
+    how_often = f"In {len(bad)} of {drawn} rounds most clients failed ({none} times all of them)"
+    return f"{how_often}; lower local.lr or set local.clip"

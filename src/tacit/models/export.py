@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ def save_adapter(model: nn.Module, base: nn.Module, lora: Lora, source: str, int
     config.base_model_name_or_path = source
     config.task_type = _task_type(model)
     config.inference_mode = True
+    if config.task_type is None and hasattr(base, "save_pretrained"):  # pictures: the class itself is named
+        config.auto_mapping = {"base_model_class": type(base).__name__, "parent_library": "transformers"}
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if name in trained or _inside(name, whole):
@@ -58,6 +60,29 @@ def save_model(model: nn.Module, how: Mapping[str, Any], into: Path) -> None:
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, into / "model.safetensors", metadata={"format": "pt"})
     (into / "config.json").write_text(json.dumps(how, indent=1) + "\n", encoding="utf-8")
+
+
+def name_labels(model: nn.Module, labels: Sequence[str]) -> None:
+    """Tell a transformers model what its classes are called."""
+    config = getattr(model, "config", None)
+    if config is not None and labels and getattr(config, "num_labels", None) == len(labels):
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {name: number for number, name in enumerate(labels)}
+
+
+def outputs(folder: Path) -> int | None:
+    """How many classes the model in a transformers folder has."""
+    try:
+        plain = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return len(plain["id2label"]) if "id2label" in plain else int(plain.get("num_labels", 2))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def auto_class(model: nn.Module) -> str:
+    """The class of peft that loads an adapter with its base, by name alone."""
+    kinds = {"SEQ_CLS": "AutoPeftModelForSequenceClassification", "CAUSAL_LM": "AutoPeftModelForCausalLM"}
+    return kinds.get(_task_type(model) or "", "AutoPeftModel")
 
 
 def copy_tokenizer(source: Path, into: Path) -> None:

@@ -24,6 +24,9 @@ from tacit.privacy.ledger import Charge, replay
 from tacit.privacy.mechanisms.base import Mechanism, Observer
 from tacit.privacy.totals import Worst
 
+WEAK = 20.0
+"""An ε above this is worth a word: e²⁰ is half a billion."""
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -50,6 +53,8 @@ class Statement:
     not_covered: tuple[str, ...]
     groups: tuple[tuple[int, float], ...] = ()
     """ε for so many units together: a person with several records, or who is several clients."""
+    warnings: tuple[str, ...] = ()
+    """What is claimed, but means little."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite ε becomes None, which JSON has a word for."""
@@ -61,7 +66,24 @@ class Statement:
             if observer["epsilon"] is not None and math.isinf(observer["epsilon"]):
                 observer["epsilon"] = None
         plain["groups"] = {str(k): None if math.isinf(e) else e for k, e in self.groups}
-        return plain | {"text": self.text()}
+        return plain | {"summary": self.summary(), "text": self.text()}
+
+    def summary(self) -> str:
+        """Two sentences: how much, for whom, and against whom."""
+        if math.isinf(self.epsilon):
+            return "This run gives no differential privacy: its noise is 0. Its models may show anything."
+        units = "whole clients" if self.unit == "client" else "single records"
+        claim = f"(ε = {rounded_up(self.epsilon)}, δ = {self.delta:g})-differentially private for {units}"
+        against = " and ".join(
+            o.who for o in self.observers if o.epsilon is not None and math.isfinite(o.epsilon)
+        )
+        exposed = " and ".join(o.who for o in self.observers if o.epsilon is None)
+        held = f"It holds against {against or 'nobody'}" + (
+            f"; {exposed} must be trusted." if exposed else "."
+        )
+        if self.simulation:
+            return f"A simulation, which claims nothing: with secret noise it would be {claim}. {held}"
+        return f"This run is {claim}. {held}"
 
     def text(self) -> str:
         """The same for a person."""
@@ -79,6 +101,7 @@ class Statement:
                 f"This run is (ε = {rounded_up(self.epsilon)}, δ = {self.delta:g})-differentially private "
                 f"for {units}."
             )
+        lines += [f"Mind: {warning}." for warning in self.warnings]
         lines.append(_RELATIONS[self.unit, self.relation])
         pld = "no bound at hand" if self.epsilon_pld is None else f"ε = {rounded_up(self.epsilon_pld)}"
         again = f", {self.repeated} of them a second time after a crash" if self.repeated else ""
@@ -102,13 +125,21 @@ class Statement:
 
 
 def make_statement(
-    mechanism: Mechanism, charges: Sequence[Charge], population: int, groups: Sequence[int] = ()
+    mechanism: Mechanism,
+    charges: Sequence[Charge],
+    population: int,
+    groups: Sequence[int] = (),
+    warnings: Sequence[str] = (),
 ) -> Statement:
-    """What the charges of a ledger add up to, also for `groups` of so many units (which takes seconds)."""
+    """What the charges of a ledger add up to, also for `groups` of so many units (which takes seconds).
+
+    `warnings`: what the mechanism had to say of its settings.
+    """
     tally = Tally()
     for charge in charges:
         tally.add(charge)
-    return state(mechanism, replay(charges).worst(mechanism.delta), tally, population, groups)
+    worst = replay(charges).worst(mechanism.delta)
+    return state(mechanism, worst, tally, population, groups, warnings)
 
 
 @dataclass
@@ -129,7 +160,12 @@ class Tally:
 
 
 def state(
-    mechanism: Mechanism, worst: Worst, tally: Tally, population: int, groups: Sequence[int] = ()
+    mechanism: Mechanism,
+    worst: Worst,
+    tally: Tally,
+    population: int,
+    groups: Sequence[int] = (),
+    warnings: Sequence[str] = (),
 ) -> Statement:
     """The statement of a run whose worst client has these totals."""
     epsilon = worst.epsilon
@@ -153,7 +189,14 @@ def state(
         observers=said.observers,
         not_covered=said.not_covered,
         groups=tuple((k, mechanism.group_epsilon(worst.profile, k)) for k in groups),
+        warnings=(*warnings, *_weak(epsilon.value)),
     )
+
+
+def _weak(epsilon: float) -> list[str]:
+    if not WEAK < epsilon < math.inf:
+        return []
+    return [f"ε above {WEAK:g} bounds next to nothing: raise the noise, or play fewer rounds"]
 
 
 _RELATIONS = {

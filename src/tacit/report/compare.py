@@ -1,4 +1,8 @@
-"""One table over many runs: those that differ only in their seed are one row."""
+"""One table over many runs: those that differ only in their seed are one row.
+
+Rows are told apart by every key that may change a result, by the objects that a run was given and by the data
+it was trained on; runs of equal settings and equal seeds are never taken for two seeds of one experiment.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,28 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tacit.config.methods import METHODS
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
 from tacit.federation.verify import refuse_changed_config
+from tacit.federation.ending import Ending, read_ending
+from tacit.federation.lineage import LINEAGE
+from tacit.federation.passed import Passed, read_passed
 from tacit.tasks import Headline, headline
 
 CONFIG = "config.yaml"
 SPEED = ("engine", "checkpoint", "trackers", "name")
 """Parts of a config that cannot change a result."""
+LOOKING = ("every", "batch", "layers")
+"""Nor can these keys of `evaluate`."""
+UNSAID = ("bound", "name", "size", "kind", "class", "code")
+"""Last parts of a key that say less than the part before them."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +41,39 @@ class Run:
     folder: Path
     config: dict[str, Any]
     metrics: list[Record]
+    passed: Mapping[str, Passed] = field(default_factory=dict)
+    """Objects it was given instead of names."""
+    content: str | None = None
+    """A hash of its records."""
+    ending: Ending | None = None
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(round, value) wherever the metric was recorded."""
         return [(r["round"], float(r[metric])) for r in self.metrics if metric in r]
+
+    @property
+    def played(self) -> int:
+        return int(self.metrics[-1]["round"]) if self.metrics else 0
+
+    @property
+    def planned(self) -> int:
+        return int(self.config.get("rounds", 0))
+
+    @property
+    def finished(self) -> bool:
+        """It played all its rounds, or ended for a reason of its own (a spent budget)."""
+        return self.played >= self.planned or (self.ending is not None and self.ending.finished)
+
+    @property
+    def unit(self) -> str | None:
+        """Whom it protects, if anyone."""
+        privacy = self.config.get("privacy")
+        return str(privacy["unit"]) if privacy else None
+
+    @property
+    def simulated(self) -> bool:
+        """Its noise can be repeated, so its ε is no claim."""
+        return (self.config.get("privacy") or {}).get("entropy") == "seed"
 
 
 @dataclass(frozen=True)
@@ -77,6 +118,70 @@ class Row:
         """Sum of a quantity over a run, averaged over the runs."""
         return statistics.fmean(sum(r.get(name, 0.0) for r in run.metrics) for run in self.runs)
 
+    @property
+    def rounds(self) -> str:
+        """Rounds played; of how many, where a run is not finished.
+
+        >>> Row("a", (Run(Path("x"), {"rounds": 9}, [{"round": 4}]),)).rounds
+        '4 of 9'
+        """
+        least = min(self.runs, key=lambda run: (run.finished, run.played))
+        return f"{least.played:,}" if least.finished else f"{least.played:,} of {least.planned:,}"
+
+    @property
+    def unfinished(self) -> int:
+        return sum(not run.finished for run in self.runs)
+
+    @property
+    def protects(self) -> str | None:
+        """The unit of its guarantee; a simulation claims none and says so."""
+        run = self.runs[0]
+        return f"{run.unit} (simulated)" if run.unit and run.simulated else run.unit
+
+    @property
+    def place(self) -> str:
+        """Where its runs are.
+
+        >>> runs = [Run(Path("runs/sweep") / name, {}, []) for name in "ab"]
+        >>> Row("", tuple(runs)).place, Row("", (runs[0],)).place
+        ('runs/sweep/{a,b}', 'runs/sweep/a')
+        """
+        parents = {run.folder.parent for run in self.runs}
+        if len(self.runs) == 1 or len(parents) > 1:
+            return ", ".join(str(run.folder) for run in self.runs)
+        names = [run.folder.name for run in self.runs]
+        return str(parents.pop() / ("{" + ",".join(names) + "}"))
+
+    @property
+    def other_weights(self) -> bool:
+        """Whether its networks were objects that began with different weights: as seeds do, and as others."""
+        return len({run.passed["model"].weights for run in self.runs if "model" in run.passed}) > 1
+
+
+def read_run(folder: Path) -> Run:
+    """A run's folder, read; one that cannot be is named."""
+    file = folder / CONFIG
+    refuse_changed_config(folder)
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{file} cannot be read ({first(error)}); restore it, or leave the run out") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file} is no config of a run; restore it, or leave the run out")
+    metrics = read_metrics(folder / "metrics.jsonl")
+    try:
+        content = str(json.loads((folder / LINEAGE).read_text(encoding="utf-8"))["data"]["content"])
+    except (OSError, ValueError, KeyError, TypeError):
+        content = None  # of an earlier version: its config has to be enough
+    return Run(folder, config, metrics, read_passed(folder) or {}, content, read_ending(folder))
+
+
+def first(error: Exception) -> str:
+    """What an error says, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).strip().split("\n")[0][:120]
+
 
 def find_runs(places: Iterable[Path]) -> list[Run]:
     """The runs in these folders: a run itself, or a sweep with runs inside (not those that only tuned)."""
@@ -86,34 +191,31 @@ def find_runs(places: Iterable[Path]) -> list[Run]:
         if not files:
             raise UserError(f"{place}: no run there, nor a sweep with runs inside")
         for file in files:
-            refuse_changed_config(file.parent)
-            try:
-                config = yaml.safe_load(file.read_text(encoding="utf-8"))
-            except (OSError, yaml.YAMLError) as error:
-                raise UserError(f"{file}: cannot be read ({str(error).splitlines()[0]})") from None
-            metrics = read_metrics(file.parent / "metrics.jsonl")
-            if metrics:
-                runs[file.parent.resolve()] = Run(file.parent, config, metrics)
+            run = read_run(file.parent)
+            if run.metrics:
+                runs[file.parent.resolve()] = run
     if not runs:
         raise UserError("none of these runs has finished a round yet")
     return list(runs.values())
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """Runs grouped by everything but the seed, labelled by what differs between the groups.
+    """Runs grouped by everything but the seed, labelled by everything that differs between the groups.
 
-    Runs whose clients also fine-tuned for themselves (`evaluate.tune`) have a second row, "…, tuned".
+    Equal seeds are never merged: the same experiment twice is two rows, told apart by their folders. Runs
+    whose clients also fine-tuned for themselves (`evaluate.tune`) have a second row, "…, tuned".
     """
     groups = []
     for members in _grouped(runs, _without_noise):
-        seeds = {run.config.get("seed") for run in members}
         # One seed with two noises: whoever set the budget also set the noise.
-        groups += [members] if len(seeds) == len(members) else _grouped(members, _compared)
-    flat = [_flat(_compared(members[0].config)) for members in groups]
-    keys = [
-        key for key in dict.fromkeys(k for f in flat for k in f) if len({str(f.get(key)) for f in flat}) > 1
+        for same in [members] if _different_seeds(members) else _grouped(members, _compared):
+            groups += [same] if _different_seeds(same) else [[run] for run in same]
+    labels = _labels([members[0] for members in groups])
+    repeated = {label for label in labels if labels.count(label) > 1}
+    found = [
+        Row(f"{label}, in {members[0].folder.name}" if label in repeated else label, tuple(members))
+        for label, members in zip(labels, groups, strict=True)
     ]
-    found = [Row(_label(values, keys), tuple(members)) for values, members in zip(flat, groups, strict=True)]
     return [twin for row in found for twin in _with_tuned(row)]
 
 
@@ -154,6 +256,10 @@ def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
             f"{metric.name}_best": plain(row.best(metric)),
             f"{metric.name}_own": plain(row.own(metric)),
             "epsilon": plain(row.last("epsilon")),
+            "unit": row.runs[0].unit,
+            "simulation": row.runs[0].simulated,
+            "rounds": min(run.played for run in row.runs),
+            "unfinished": row.unfinished,
             "bytes_up": row.total("bytes_up"),
             "bytes_down": row.total("bytes_down"),
             "seconds": row.total("seconds"),
@@ -163,20 +269,35 @@ def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def _grouped(runs: Sequence[Run], by: Callable[[Mapping[str, Any]], dict[str, Any]]) -> list[list[Run]]:
+def _different_seeds(runs: Sequence[Run]) -> bool:
+    return len({run.config.get("seed") for run in runs}) == len(runs)
+
+
+def _grouped(runs: Sequence[Run], by: Callable[[Run], dict[str, Any]]) -> list[list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(by(run.config), sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(by(run), sort_keys=True, default=str), []).append(run)
     return list(groups.values())
 
 
-def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in (*SPEED, "seed")}
+def _compared(run: Run) -> dict[str, Any]:
+    """Everything that may change a result but the seed: settings, objects, and the records."""
+    compared = {key: value for key, value in run.config.items() if key not in (*SPEED, "seed")}
+    looked = compared.get("evaluate") or {}
+    compared["evaluate"] = {key: value for key, value in looked.items() if key not in LOOKING}
+    for role, one in run.passed.items():
+        section = {"algorithm": "method", "dataset": "data"}.get(role, role)
+        if role != "dataset":  # the partition of a data set is the config's business, a network is none of it
+            compared.pop(section, None)
+        compared[f"{role} object"] = {"class": one.name, "options": one.options, "code": one.fingerprint}
+    if run.content is not None:
+        compared["records"] = run.content
+    return compared
 
 
-def _without_noise(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_noise(run: Run) -> dict[str, Any]:
     """The same, but for noise that was found for a budget: that depends on the cohorts that a seed draws."""
-    compared = _compared(config)
+    compared = _compared(run)
     privacy = compared.get("privacy")
     if privacy and privacy.get("epsilon") is not None:
         compared["privacy"] = {key: value for key, value in privacy.items() if key != "noise"}
@@ -191,24 +312,81 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _label(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The method's name, then what else tells rows apart; a preset's settings go without saying."""
-    parts = [str(values["method.name"])] if "method.name" in values else []
-    told = (
-        "local.lr",
-        "data.partition.alpha",
-        "privacy.epsilon",
-        "privacy.noise",
-        "privacy.clip.per",
-        "cohort.size",
-        "server.optimizer",
-        "rounds",
-    )
-    for key in keys:
-        if values.get(key) is None:
-            continue
-        if key == "privacy.noise" and values.get("privacy.epsilon") is not None:
-            continue  # it was found for the budget, which is told already
-        if key in told or (key.startswith("method.") and key != "method.name"):
-            parts.append(f"{key.rpartition('.')[2]} {values.get(key)}")
-    return ", ".join(parts)
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """The method's name, then every key whose value tells rows apart.
+
+    What goes without saying is left out: a preset's own settings beside its name, the noise that was found
+    for a budget, and keys of a section that some rows have and share (those without it say so).
+    """
+    flat = [_flat(_compared(run)) for run in runs]
+    keys = list(dict.fromkeys(key for values in flat for key in values))
+    absent = [key for key in keys if any(other.startswith(f"{key}.") for other in keys)]  # a null section
+
+    def differs(key: str) -> bool:
+        section = next((s for s in absent if key.startswith(f"{s}.")), None)
+        having = [values for values in flat if section is None or section not in values]
+        return len({json.dumps(values.get(key), default=str) for values in having}) > 1
+
+    said = (*absent, "method.name", _OBJECT)
+    shown = [key for key in keys if key not in said and differs(key)]
+    labels = _written(runs, flat, [key for key in shown if not key.endswith(_CODE)], absent)
+    # A fingerprint says nothing to a person: it is shown where nothing else tells two rows apart.
+    return labels if len(set(labels)) == len(labels) else _written(runs, flat, shown, absent)
+
+
+def _written(
+    runs: Sequence[Run], flat: Sequence[Mapping[str, Any]], shown: Sequence[str], absent: Sequence[str]
+) -> list[str]:
+    words = _words(shown)
+    labels = []
+    for run, values in zip(runs, flat, strict=True):
+        algorithm = run.passed.get("algorithm")
+        method = algorithm.name if algorithm else str((run.config.get("method") or {}).get("name", "fedavg"))
+        preset = {} if algorithm or method not in METHODS else _flat(dict(METHODS[method].settings))
+        parts = [method]
+        for key in shown:
+            value = values.get(key)
+            if value is None or preset.get(key, _MISSING) == value:
+                continue
+            if key == "privacy.noise" and values.get("privacy.epsilon") is not None:
+                continue
+            parts.append(f"{words[key]} {_value(key, value)}")
+        parts += [f"no {key}" for key in absent if key in values and _tells(key, flat)]
+        labels.append(", ".join(parts))
+    return labels
+
+
+_MISSING = object()
+_CODE = " object.code"
+_OBJECT = "algorithm object.class"
+"""Said first, as the row's method."""
+
+
+def _tells(section: str, flat: Sequence[Mapping[str, Any]]) -> bool:
+    return len({section in values for values in flat}) > 1
+
+
+def _words(keys: Sequence[str]) -> dict[str, str]:
+    """Short names for keys: the last part that says something, or all of it where that is not one key's own.
+
+    >>> _words(["privacy.clip.bound", "local.lr", "server.lr", "cohort.size"])
+    {'privacy.clip.bound': 'clip', 'local.lr': 'local.lr', 'server.lr': 'server.lr', 'cohort.size': 'cohort'}
+    """
+
+    def short(key: str) -> str:
+        parts = key.split(".")
+        while len(parts) > 1 and parts[-1] in UNSAID:
+            parts.pop()
+        return parts[-1]
+
+    known = [short(key) for key in keys]
+    return {
+        key: word if known.count(word) == 1 else key.removesuffix(".bound")
+        for key, word in zip(keys, known, strict=True)
+    }
+
+
+def _value(key: str, value: Any) -> str:
+    if key in ("records",) or key.endswith(_CODE):
+        return str(value)[:6]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,12 +13,18 @@ from tacit.tasks.base import Task
 from tacit.tasks.classification import Classification
 from tacit.tasks.headline import Headline, headline
 from tacit.tasks.language import Language
+from tacit.tasks.multilabel import MultiLabel
+from tacit.tasks.regression import Regression
 from tacit.tasks.speech import Speech
+from tacit.tasks.tokens import TokenClassification
 
 NAMES: dict[str, Callable[..., Task]] = {
     "classification": Classification,
     "language": Language,
+    "multi-label": MultiLabel,
+    "regression": Regression,
     "speech": Speech,
+    "token-classification": TokenClassification,
 }
 """Every task by name; its options are keyword arguments."""
 
@@ -47,8 +53,11 @@ __all__ = [
     "Classification",
     "Headline",
     "Language",
+    "MultiLabel",
+    "Regression",
     "Speech",
     "Task",
+    "TokenClassification",
     "ask",
     "build",
     "headline",

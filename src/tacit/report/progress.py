@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from tacit.federation import Record
+from tacit.federation import Record, Tracker
+from tacit.federation.tracking import trouble
+from tacit.privacy.statement import WEAK
 from tacit.tasks.headline import HEADLINES
 
 SHOWN = (
@@ -19,15 +22,52 @@ SHOWN = (
 """What is shown of a round's record: its name there, and its form here."""
 
 
-def mostly_skipped(record: Record) -> str | None:
-    """A word if most of a round's clients were of no use."""
-    lost = len(record.get("skipped", ()))
-    if lost <= record["clients"]:
-        return None
-    return (
-        f"{lost} of {lost + record['clients']} clients were left out, their updates infinite or not a "
-        "number; lower local.lr or set local.clip"
-    )
+class Notes:
+    """What a person must hear while a run goes on, each thing once (failures at 1, 10, 100, … rounds)."""
+
+    def __init__(self) -> None:
+        self._bad = 0
+        self._passed = False
+
+    def of(self, record: Record) -> list[str]:
+        found = []
+        if (said := trouble(record)) is not None:
+            self._bad += 1
+            if self._bad == 10 ** (len(str(self._bad)) - 1):
+                found.append(said if self._bad == 1 else f"{said} (as in {self._bad - 1:,} rounds before)")
+        if record.get("epsilon", 0.0) > WEAK and not self._passed:
+            self._passed = True
+            found.append(
+                f"round {record['round']}: ε has passed {WEAK:g}, which bounds next to nothing; raise "
+                "privacy.noise, or play fewer rounds"
+            )
+        return found
+
+
+class PythonWarnings(Tracker):
+    """The notes of a run as Python's warnings, where nobody watches a progress bar."""
+
+    def __init__(self) -> None:
+        self._notes = Notes()
+
+    def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
+        self._tell(facts["notes"])
+
+    def round(self, record: Record) -> None:
+        self._tell(self._notes.of(record))
+
+    def _tell(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            warnings.warn(note, RuntimeWarning, stacklevel=2)
+
+
+def watching(trackers: Sequence[object], show: bool | None) -> list[Tracker]:
+    """What tells a person how a run goes: a bar in terminals and notebooks, else warnings where needed."""
+    if any(isinstance(tracker, LiveProgress) for tracker in trackers):
+        return []
+    console = Console(stderr=True, highlight=False)
+    shown = console.is_terminal or console.is_jupyter if show is None else show
+    return [LiveProgress(console) if shown else PythonWarnings()]
 
 
 class LiveProgress:
@@ -40,7 +80,7 @@ class LiveProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = console.is_terminal
+        self._live = console.is_terminal or console.is_jupyter
         self._bar = Progress(
             TextColumn("{task.description:<7}"),
             BarColumn(bar_width=16),
@@ -57,8 +97,8 @@ class LiveProgress:
         self._round: TaskID | None = None
         self._rounds = 0
         self._said = 0.0
-        self._warned = -self.PLAIN_EVERY
         self._status = ""
+        self._warn = Notes()
 
     def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
         self._preparing.stop()
@@ -83,11 +123,8 @@ class LiveProgress:
             self._bar.update(self._round, completed=done, total=max(cohort, 1))
 
     def round(self, record: Record) -> None:
-        if (
-            note := mostly_skipped(record)
-        ) is not None and time.monotonic() - self._warned > self.PLAIN_EVERY:
-            self._warned = time.monotonic()
-            self._console.print(f"[yellow]round {record['round']}: {note}[/yellow]")
+        for note in self._warn.of(record):
+            self._console.print(f"[yellow]{note}[/yellow]")
         shown = [text(record[name]) for name, text in SHOWN if name in record]
         self._status = "  ".join(shown) or self._status
         if self._run is not None:

@@ -1,0 +1,70 @@
+"""One's own model, data, algorithm or task by import path: `model: {import: "mymodule:Net", width: 64}`.
+
+In a config it is kept as the name `import:mymodule:Net`. The module is looked for as Python would from the
+folder that the command is started in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tacit.errors import UserError
+
+PREFIX = "import:"
+
+
+def as_name(value: Any) -> Any:
+    """Raw config values with `import: m:f` written as `name: import:m:f`."""
+    if isinstance(value, dict) and "import" in value:
+        if value.get("name") is not None:
+            raise ValueError("give a name or an import path, not both")
+        return {
+            "name": f"{PREFIX}{value['import']}",
+            **{k: v for k, v in value.items() if k not in ("import", "name")},
+        }
+    return value
+
+
+def imported(name: str, what: str) -> Any:
+    """What `import:module:attribute` names."""
+    module, _, attribute = name.removeprefix(PREFIX).partition(":")
+    if not module or not attribute:
+        raise UserError(f"{what}.import: write it as module:name, for example mymodule:Net (got {name!r})")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # a command's own folder is where it is installed, not where it is started
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{what}.import: {module!r} cannot be imported ({error}); looked in {here} too"
+        ) from None
+    except Exception as error:
+        raise UserError(
+            f"{what}.import: {module!r} fails when it is imported ({type(error).__name__}: {error})"
+        ) from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"{what}.import: {module} has no {attribute!r}")
+        found = getattr(found, part)
+    return found
+
+
+def made(name: str, what: str, options: dict[str, Any], **known: Any) -> Any:
+    """The object: what the import path names, called with its options and with what it asks for by name."""
+    found = imported(name, what)
+    if not callable(found) or (not isinstance(found, type) and not inspect.isroutine(found) and not options):
+        return found
+    takes = inspect.signature(found).parameters
+    given = {key: value for key, value in known.items() if key in takes and key not in options}
+    try:
+        inspect.signature(found).bind(**given, **options)
+    except TypeError as error:
+        raise UserError(
+            f"{what}: {name.removeprefix(PREFIX)}: {error}; its options are {', '.join(takes) or 'none'}"
+        ) from None
+    return found(**given, **options)

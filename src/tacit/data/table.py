@@ -1,0 +1,126 @@
+"""Files of rows (csv, tsv, json, jsonl, parquet) as columns; every row knows its file and line.
+
+Values are texts as they stand in the file, and become numbers only where a column is declared to be one.
+Missing is what is declared to be, never a library's guess: a person called "NA" keeps the name.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tacit.data.own import Columns
+from tacit.errors import UserError
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a file of rows is written."""
+
+    delimiter: str = ","
+    encoding: str = "utf-8"
+    missing: tuple[str, ...] = ("",)
+    """Texts that stand for a missing value; nothing else is taken for one."""
+
+
+def read_table(path: Path, format: Format) -> Columns:
+    """The rows of a csv, tsv, parquet, json or jsonl file, or of all such files in a folder."""
+    path = path.expanduser()
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _READERS) if path.is_dir() else [path]
+    if not path.exists() or not files:
+        raise UserError(f"data.path: {path} holds no table; give a csv, tsv, parquet, json or jsonl file")
+    rows: list[dict[str, Any]] = []
+    places: list[str] = []
+    for file in files:
+        reader = _READERS.get(file.suffix.lower())
+        if reader is None:
+            raise UserError(f"data.path: {file}: not a table; known are {', '.join(_READERS)}")
+        try:
+            for place, row in reader(file, format):
+                rows.append(row)
+                places.append(f"{file}, {place}")
+        except (OSError, UnicodeError, LookupError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise UserError(
+                f"data.path: {file} cannot be read as {format.encoding} text ({reason})"
+            ) from None
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    return Columns({name: [row.get(name) for row in rows] for name in names}, lambda row: places[row])
+
+
+def _csv(file: Path, format: Format) -> Iterable[tuple[str, dict[str, Any]]]:
+    delimiter = "\t" if file.suffix.lower() == ".tsv" and format.delimiter == "," else format.delimiter
+    with file.open(encoding=format.encoding, newline="") as stream:
+        reader = csv.reader(stream, delimiter=delimiter, strict=True)
+        try:
+            header = next(reader, None)
+            if header is None:
+                raise UserError(f"{file} is empty; its first line names the columns")
+            header = [name.removeprefix("\ufeff") for name in header]
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise UserError(
+                        f"{file}, line {reader.line_num}: {len(cells)} values where the first line names "
+                        f"{len(header)} columns; is data.delimiter {delimiter!r} right?"
+                    )
+                values = [None if cell in format.missing else cell for cell in cells]
+                yield f"line {reader.line_num}", dict(zip(header, values, strict=True))
+        except csv.Error as error:
+            raise UserError(f"{file}, line {reader.line_num}: {error}") from None
+
+
+def _json(file: Path, format: Format) -> Iterable[tuple[str, dict[str, Any]]]:
+    text = file.read_text(encoding=format.encoding)
+    if text.lstrip().startswith("["):
+        try:
+            rows = list(enumerate(json.loads(text), 1))
+        except ValueError as error:
+            raise UserError(f"{file}: {error}") from None
+        name = "row"
+    else:
+        rows, name = [], "line"
+        for n, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                try:
+                    rows.append((n, json.loads(line)))
+                except ValueError as error:
+                    raise UserError(f"{file}, line {n}: {error}") from None
+    for n, row in rows:
+        if not isinstance(row, dict):
+            raise UserError(f"{file}, {name} {n}: a row is an object of columns, not {type(row).__name__}")
+        yield (
+            f"{name} {n}",
+            {k: None if v in format.missing else v for k, v in row.items() if _hashable(v)}
+            | {k: v for k, v in row.items() if not _hashable(v)},
+        )
+
+
+def _hashable(value: Any) -> bool:
+    return not isinstance(value, list | dict)
+
+
+def _parquet(file: Path, format: Format) -> Iterable[tuple[str, dict[str, Any]]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(file)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{file}: {str(error).splitlines()[0]}") from None
+    for n, row in enumerate(table.to_pylist(), 1):
+        yield f"row {n}", row
+
+
+_READERS: dict[str, Callable[[Path, Format], Iterable[tuple[str, dict[str, Any]]]]] = {
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".json": _json,
+    ".jsonl": _json,
+    ".parquet": _parquet,
+}

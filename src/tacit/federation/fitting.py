@@ -1,0 +1,68 @@
+"""Data and models of one's own, looked at before a run begins: what would fail in a client is named here."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import nn
+
+from tacit.data import ArrayRecords, Dataset
+from tacit.errors import UserError
+from tacit.tasks import Task
+from tacit.tasks.answers import ask
+
+
+def refuse_odd(dataset: Dataset, task: str) -> None:
+    """Refuse records that nothing can be trained on: none to test, features or labels that are no numbers."""
+    for part, records in (("train", dataset.train), ("test", dataset.test)):
+        if records is None or not len(records):
+            raise UserError(f"{dataset.name}: it has no {part} records; give some ({part}=…)")
+        if not isinstance(records, ArrayRecords):
+            continue
+        if records.x.dtype.kind not in "fiub" or records.y.dtype.kind not in "fiub":
+            what = "x" if records.x.dtype.kind not in "fiub" else "y"
+            raise UserError(
+                f"{dataset.name}: {part} {what} holds {getattr(records, what).dtype}, not numbers; "
+                "tacit.dataset(…) makes classes of words"
+            )
+        if records.x.dtype == np.float64:
+            raise UserError(
+                f"{dataset.name}: {part} x is float64, and models are float32; x.astype('float32')"
+            )
+        if records.x.dtype.kind == "f":
+            for row in range(len(records)):
+                if not np.isfinite(records.x[row]).all():
+                    raise UserError(
+                        f"{dataset.name}: {part} record {row} holds NaN or infinity; mend or drop it"
+                    )
+        labels = records.labels
+        if task == "classification" and labels is not None and dataset.classes:
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= dataset.classes:
+                raise UserError(
+                    f"{dataset.name}: {part} labels run from {low} to {high}, and {dataset.classes} classes "
+                    f"are 0 to {dataset.classes - 1}; tacit.dataset(…) numbers them, or subtract {low}"
+                )
+
+
+def refuse_mismatch(model: nn.Module, task: Task, dataset: Dataset) -> None:
+    """Ask a copy of the model about one record: it must understand it, and have an answer for every class."""
+    batch = dataset.train.prepare(dataset.train.take(np.array([0])))
+    trial = copy.deepcopy(model).eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            answer = ask(trial, batch)
+        except Exception as error:
+            shown = {name: tuple(value.shape) for name, value in batch.items()}
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise UserError(
+                f"model: {type(model).__name__} cannot read a record of {dataset.name} ({shown}): {first}"
+            ) from None
+        plain = type(task).__name__ == "Classification" and answer.ndim == 2
+        if plain and answer.shape[1] < dataset.classes:
+            raise UserError(
+                f"model: {type(model).__name__} has {answer.shape[1]} outputs, and {dataset.name} has "
+                f"{dataset.classes} classes; give it that many"
+            )
