@@ -46,7 +46,7 @@ class Unsupported(Exception):
 
     def __init__(self, what: str, alone: bool = False) -> None:
         super().__init__(what)
-        self.alone = alone
+        self.alone = alone or "meta" in what  # what cannot be done without data may look past `torch.func`
 
 
 def tensors_in(*values: object) -> list[Tensor]:

@@ -49,6 +49,7 @@ Bound = float | Sequence[Group]
 
 SAFE = 1 - 2.0**-20
 """Norms and factors are rounded; this keeps what is left of a record within C all the same."""
+_NO_HOOKS = "hooks on saved tensors"
 LITTLE, MUCH = 64 * 2**20, 2 * 2**30
 """Bytes that a part of a batch may always keep, and never may, when the size of the parts is not given."""
 
@@ -170,7 +171,11 @@ class ClippedGradient:
         if key not in self._surveys:
             pair = {name: tensor[:2] for name, tensor in batch.items()}
             self._known.add(losses)
-            self._surveys[key] = survey(module, pair, losses, self._tape)
+            before = self._unchanged.contents(attributes=False)
+            try:
+                self._surveys[key] = survey(module, pair, losses, self._tape)
+            finally:
+                self._unchanged.check_contents(before, attributes=False)
         return self._surveys[key]
 
     def _per_record(
@@ -218,8 +223,14 @@ class ClippedGradient:
         elif book.volatile or kind not in book.steady:
             coins.save()
         tape = self._tape(batch, coins)
-        with tape:
-            values = losses(module, tape.batch)
+        try:
+            with torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS), tape:
+                values = losses(module, tape.batch)
+        except Exception as error:
+            tape.say_again()  # a model, or what is between it and us, may have made another error of it
+            if str(error).startswith(_NO_HOOKS):
+                raise Unsupported("a model that changes what autograd saves", alone=True) from None
+            raise
         if not isinstance(values, Tensor):
             raise UserError(f"losses returned a {type(values).__name__}; return a tensor of one each")
         refuse_shape(values, size)
@@ -247,7 +258,8 @@ class ClippedGradient:
                     values = losses(self.flat.module, tape.batch)
                 refuse_shape(values, other)
                 tape.finish(values)
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            except (RuntimeError, ValueError, IndexError, TypeError, SystemError) as error:
+                tape.say_again()
                 raise Unsupported(f"{other} records instead of {size} ({str(error)[:80]})") from error
             finally:
                 after.restore()

@@ -58,7 +58,8 @@ def _one_by_one(
     grads = {name: p.new_zeros(size, *p.shape) for name, p in parameters.items()}
     values = []
     for j in range(size):
-        loss = losses(module, {name: tensor[j : j + 1] for name, tensor in batch.items()}).sum()
+        # Copies: in memory, too, there is nothing but this record.
+        loss = losses(module, {name: tensor[j : j + 1].clone() for name, tensor in batch.items()}).sum()
         values.append(loss.detach())
         for name, grad in zip(
             parameters, torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True

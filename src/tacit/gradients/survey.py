@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, allclose, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -80,7 +80,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
             refuse_shape(found, 2)
             return found
 
-        if not torch.allclose(run(pair)[0], run(changed)[0], rtol=1e-3, atol=1e-5, equal_nan=True):
+        if not allclose(run(pair)[0], run(changed)[0], rtol=1e-3, atol=1e-5, equal_nan=True):
             culprit = _first_to_mix(module, lambda: run(pair), lambda: run(changed))
             raise UserError(
                 f"{culprit} mixes the records of a batch, so no record's gradient can be bounded; "
@@ -108,8 +108,12 @@ def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[
             plain += tensor.numel() * tensor.element_size()
         return tensor
 
-    with saved_tensors_hooks(count, lambda tensor: tensor), tape:
-        found = losses(module, tape.batch)
+    try:
+        with saved_tensors_hooks(count, lambda tensor: tensor), tape:
+            found = losses(module, tape.batch)
+    except Exception:
+        tape.say_again()
+        raise
     tape.finish(found)
     for tensor in tape.held:
         count(tensor)
@@ -215,7 +219,7 @@ def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:
 
     def same(one: list[Tensor], two: list[Tensor]) -> bool:
         return all(
-            a.shape == b.shape and torch.allclose(a, b, rtol=1e-4) for a, b in zip(one, two, strict=True)
+            a.shape == b.shape and allclose(a, b, rtol=1e-4) for a, b in zip(one, two, strict=True)
         )
 
     for (part, args, out), (_, other_args, other_out) in zip(*passes, strict=False):

@@ -294,7 +294,7 @@ class Tape(TorchFunctionMode):
         line.draws = state is not None and not torch.equal(state, torch.get_rng_state())
         outputs = tensors_in(out)
         if data and not outputs and func is not Tensor.__setitem__:
-            raise Unsupported(f"{function_name(func)} (data leaves torch)")
+            raise Unsupported(f"{function_name(func)} (data leaves torch)", alone=True)
         line.shapes = [tuple(t.shape) for t in outputs] if outputs or func is Tensor.__setitem__ else None
         if line.draws:
             # Not known before the first time: a draw that should have been the one of another part.
@@ -619,11 +619,15 @@ class Tape(TorchFunctionMode):
             allow_unused=True,
         )
 
+    def say_again(self) -> None:
+        """Raise what was raised before, if the model has caught it."""
+        if self._obstacle is not None:
+            raise self._obstacle
+
     def finish(self, losses: Tensor) -> None:
         """The forward pass is over: one loss for each record, in order, by a graph that is torch's own."""
         self._token.active = False
-        if self._obstacle is not None:
-            raise self._obstacle
+        self.say_again()
         mark = self._mark(losses)
         if mark.parameters or (mark.axes not in ("R", "E", "C") and self.records > 1):
             raise Unsupported("losses that are not one for each record, in order")

@@ -51,12 +51,14 @@ class Unchanged:
             if new is not old or now != version:
                 refuse_change(name)
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self, attributes: bool = True) -> dict[str, Any]:
         """What is in every parameter, buffer and attribute."""
         found: dict[str, Any] = {}
         for name, owner, key in self._places:
             tensor = owner.get(key)
             found[name] = None if tensor is None else _hash(tensor)
+        if not attributes:
+            return found
         seen: dict[int, Any] = {}
         for name, part in self._module.named_modules():
             for key, value in vars(part).items():
@@ -64,8 +66,8 @@ class Unchanged:
                     found[f"{name}.{key}" if name else key] = _print(value, _DEEP, seen)
         return found
 
-    def check_contents(self, before: dict[str, Any]) -> None:
-        after = self.contents()
+    def check_contents(self, before: dict[str, Any], attributes: bool = True) -> None:
+        after = self.contents(attributes)
         for name in [*before, *after]:
             if name not in before or name not in after or before[name] != after[name]:
                 refuse_change(name)
