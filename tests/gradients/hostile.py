@@ -291,7 +291,7 @@ STEPS: dict[str, Step] = {
     "parameter as input": lambda h, m: h + F.linear(m.w, h[:, 0]).unsqueeze(-1).unsqueeze(-1),
     "parameter times data": lambda h, m: h * (m.w @ h[:, 0].t()).view(-1, 1, 1),
     "writes a buffer": lambda h, m: h * m.buf.copy_(h.detach().mean((0, 1))),
-    "writes a buffer's data": lambda h, m: h * m.buf.data.mul_(h.detach().mean()),
+    "writes a buffer's data": lambda h, m: h * m.buf.data.add_(h.detach().mean()),
     "writes a parameter": lambda h, m: (m.w.data.add_(h.detach().mean((0, 1))), h * m.w)[1],
     "counts calls": lambda h, m: (setattr(m, "seen", (m.seen or 0) + 1), h * m.seen)[1],
     "expand of one": lambda h, m: h * h[:1].expand_as(h),

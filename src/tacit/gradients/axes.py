@@ -94,7 +94,9 @@ def follow(func: Any, axes: Sequence[str], args: Any, kwargs: Any, records: int)
     raise Unsupported(f"{function_name(func)} ({refused})")
 
 
-def _still_equal(found: Followed, func: Any, axes: Sequence[str], args: Any, kwargs: Any, records: int) -> None:
+def _still_equal(
+    found: Followed, func: Any, axes: Sequence[str], args: Any, kwargs: Any, records: int
+) -> None:
     """Where a constant was written to in part: the axes along which all its rows were treated alike."""
     for i in found.written:
         if "E" not in axes[i] or any("C" in a for a in axes):
@@ -155,7 +157,9 @@ def _follow(func: Any, axes: Sequence[str], args: Any, kwargs: Any, records: int
                 out = func(*args, **kwargs)
         except Unsupported:
             raise
-        except Exception as error:  # no rule, no shape without data, or a mistake that the real call will show
+        except (
+            Exception
+        ) as error:  # no rule, no shape without data, or a mistake that the real call will show
             raise Unsupported(str(error).split("\n")[0][:80] or type(error).__name__) from None
         outputs = tensors_in(args[0] if func is Tensor.__setitem__ else out)
         return Followed([mode.axes(t) for t in outputs], [mode.axes(t) for t in given], sorted(mode.written))
@@ -200,7 +204,9 @@ class Follow(TorchDispatchMode):
         outputs = tensors_in(out)
         letters = [found] * len(outputs) if isinstance(found, str) else list(found)
         targets = [
-            named[a.name] for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+            named[a.name]
+            for a in func._schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write
         ]
         for target in targets:
             for tensor in tensors_in(target):
@@ -490,7 +496,11 @@ def reshaped(call: Call, axes: str, old: Sequence[int], new: Sequence[int]) -> s
         elif set(letters) in ({"E"}, {"C"}):
             for k in out:
                 result[k] = letters[0]
-        elif letters[0] in "EM" and not old[wide[0]] % call.mode.records and not new[out[0]] % call.mode.records:
+        elif (
+            letters[0] in "EM"
+            and not old[wide[0]] % call.mode.records
+            and not new[out[0]] % call.mode.records
+        ):
             result[out[0]] = "M"
     return call.only("".join(result))
 
@@ -618,7 +628,9 @@ def _cat(call: Call) -> str:
         axes = call.axes(tensor)
         if axes[dim] == "R":
             raise call.refuse()
-        shapes.append((axes[:dim] + "." + axes[dim + 1 :], (*tensor.shape[:dim], 1, *tensor.shape[dim + 1 :])))
+        shapes.append(
+            (axes[:dim] + "." + axes[dim + 1 :], (*tensor.shape[:dim], 1, *tensor.shape[dim + 1 :]))
+        )
     return call.meet(shapes)
 
 
@@ -829,7 +841,9 @@ def _gather(call: Call) -> str:
             if d != dim and letter == "R" and any(t.shape[d] != tensor.shape[d] for t in (source, *others)):
                 raise call.refuse()
         # Equal rows that are read at different places stay equal; coins and positions do not.
-        shapes.append((axes[:dim] + "." + axes[dim + 1 :], (*tensor.shape[:dim], 1, *tensor.shape[dim + 1 :])))
+        shapes.append(
+            (axes[:dim] + "." + axes[dim + 1 :], (*tensor.shape[:dim], 1, *tensor.shape[dim + 1 :]))
+        )
     if any(a[1] != shapes[0][1] for a in shapes):
         shapes = [(a if "R" in a else "." * len(a), shapes[-1][1]) for a, _ in shapes]
     return call.meet(shapes).replace("C", ".").replace("P", ".")
@@ -964,7 +978,10 @@ def _table(*pairs: tuple[Rule, str]) -> dict[Any, Rule]:
 
 _RULES: dict[Any, Rule] = _table(
     (_same, "clone contiguous _to_copy detach alias lift_fresh lift conj _conj resolve_conj to _prelu"),
-    (_pointwise, "where masked_fill bernoulli_p polar complex rsub hardswish isfinite isinf isnan nan_to_num"),
+    (
+        _pointwise,
+        "where masked_fill bernoulli_p polar complex rsub hardswish isfinite isinf isnan nan_to_num",
+    ),
     (_equal, "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full"),
     (_equal, "new_empty scalar_tensor fill zero empty_strided new_empty_strided empty_permuted"),
     (_coins, "rand randn randint rand_like randn_like randint_like bernoulli uniform normal exponential"),

@@ -108,7 +108,10 @@ class ClippedGradient:
         exact = self.flat.grad.dtype in (torch.float32, torch.float64)
         total = self.flat.grad if exact else self.flat.grad.float()
         norms, loss_sum, dropped = [total.new_zeros(0, len(bounds))], total.new_zeros(()), 0
-        for part, slow in self._parts(batch, size, losses):
+        parts = list(self._parts(batch, size, losses))
+        if len(parts) > 1:
+            coins.save()
+        for part, slow in parts:
             forms, values = self._per_record(part, losses, slow, coins)
             with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
@@ -191,12 +194,13 @@ class ClippedGradient:
             except Unsupported as reason:
                 obstacle = reason
         self._tell(obstacle)
-        coins.restore()
-        grads, values = self._one_by_one(batch, losses, obstacle)
+        grads, values = self._one_by_one(batch, losses, obstacle, coins)
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
         return self._preconditioned([(form, form.squares()) for form in explicit]), values
 
-    def _one_by_one(self, batch: Batch, losses: Losses, obstacle: Unsupported) -> tuple[dict[str, Tensor], Tensor]:
+    def _one_by_one(
+        self, batch: Batch, losses: Losses, obstacle: Unsupported, coins: Coins
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """By the slow road, with the model's contents the same before and after."""
         module = self.flat.module
         if not self._settled:
@@ -204,8 +208,10 @@ class ClippedGradient:
             with torch.random.fork_rng(), torch.no_grad():
                 losses(module, {name: tensor[:1] for name, tensor in batch.items()})
             self._settled = True
+        if coins.python is None:
+            coins.save()
         before = self._unchanged.contents()
-        found = record_gradients(module, self._parameters, batch, losses, obstacle.alone)
+        found = record_gradients(module, self._parameters, batch, losses, coins.restore, obstacle.alone)
         self._unchanged.check_contents(before)
         return found
 

@@ -98,9 +98,7 @@ class Book:
         return shared
 
 
-def follow_line(
-    line: Line, axes: Sequence[str], args: Any, kwargs: Any, records: int
-) -> Followed | None:
+def follow_line(line: Line, axes: Sequence[str], args: Any, kwargs: Any, records: int) -> Followed | None:
     """Fill in where the axes go; a function of constants that cannot be followed makes a constant."""
     data = any("R" in a for a in axes)
     try:
@@ -142,7 +140,7 @@ def _sizes(line: Line) -> list[Any]:
 
 ANYWHERE = frozenset(
     f
-    for name in "view reshape expand repeat new_zeros new_ones new_empty broadcast_to tile".split()
+    for name in ["view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_empty", "broadcast_to", "tile"]
     for f in (getattr(torch, name, None), getattr(Tensor, name, None))
     if f is not None
 ) | {torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn}

@@ -110,7 +110,9 @@ def concatenate(tape: Tape, func: Any, tensors: Sequence[Tensor], dim: int = 0, 
     axis = tape.axis(data)
     if dim % data.dim() == axis:
         raise Unsupported("a parameter concatenated along the dimension of the records")
-    out: Tensor = func([tape.spread(t, t.shape, axis) if tape.owned(t) else t for t in tensors], dim, **kwargs)
+    out: Tensor = func(
+        [tape.spread(t, t.shape, axis) if tape.owned(t) else t for t in tensors], dim, **kwargs
+    )
     return out
 
 

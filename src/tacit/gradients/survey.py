@@ -37,7 +37,9 @@ def refuse_mixing_modules(module: nn.Module) -> None:
                     f"module {name!r} ({type(part).__name__}) keeps running statistics of private records; "
                     "build it with track_running_stats=False"
                 )
-        elif getattr(part, "max_norm", None) is not None and isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+        elif getattr(part, "max_norm", None) is not None and isinstance(
+            part, (nn.Embedding, nn.EmbeddingBag)
+        ):
             raise UserError(
                 f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "
                 "clipping; build it without max_norm"
@@ -66,7 +68,7 @@ class Survey:
 def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch], Tape]) -> Survey:
     """Try the model on two records. Leaves the random state as it was; raises if records are mixed."""
     with torch.random.fork_rng():
-        state = torch.get_rng_state()
+        state, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())
         # nan cannot be hidden by a layer that happens to be all zeros, as fresh output layers often are.
         changed = {name: tensor[[0, 0]] for name, tensor in pair.items()}
         for tensor in changed.values():
@@ -74,7 +76,9 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
                 tensor[1] = float("nan")
 
         def run(batch: Batch) -> Tensor:
-            torch.set_rng_state(state)  # the same dropout masks each time
+            torch.set_rng_state(state)  # the same coins each time
+            random.setstate(others[0])
+            np.random.set_state(others[1])
             with torch.no_grad():
                 found = losses(module, batch)
             refuse_shape(found, 2)
@@ -87,11 +91,16 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
                 "use a layer that treats every record by itself, such as nn.GroupNorm or nn.LayerNorm"
             )
         torch.set_rng_state(state)
+        random.setstate(others[0])
+        np.random.set_state(others[1])
         try:
             return Survey(*_trial(module, pair, losses, tape(pair)), None)
         except Unsupported as obstacle:
             whole = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
             return Survey(whole, 2 * whole, obstacle)
+        finally:
+            random.setstate(others[0])
+            np.random.set_state(others[1])
 
 
 def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[int, int]:
@@ -218,9 +227,7 @@ def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:
             handle.remove()
 
     def same(one: list[Tensor], two: list[Tensor]) -> bool:
-        return all(
-            a.shape == b.shape and allclose(a, b, rtol=1e-4) for a, b in zip(one, two, strict=True)
-        )
+        return all(a.shape == b.shape and allclose(a, b, rtol=1e-4) for a, b in zip(one, two, strict=True))
 
     for (part, args, out), (_, other_args, other_out) in zip(*passes, strict=False):
         if same(args, other_args) and not same(out, other_out):

@@ -87,16 +87,11 @@ FREE = frozenset(
     [
         getattr(owner, name)
         for owner in (torch, Tensor)
-        for name in (
-            "size dim numel nelement ndimension __len__ stride is_contiguous element_size is_floating_point "
-            "is_complex is_signed get_device storage_offset is_inference is_conj is_neg is_same_size __hash__ "
-            "is_pinned is_shared"
-        ).split()
+        for name in ["size", "dim", "numel", "nelement", "ndimension", "__len__", "stride", "is_contiguous", "element_size", "is_floating_point", "is_complex", "is_signed", "get_device", "storage_offset", "is_inference", "is_conj", "is_neg", "is_same_size", "__hash__", "is_pinned", "is_shared"]
         if hasattr(owner, name)
     ]
     + _getters(
-        *"shape ndim dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_leaf "
-        "is_mkldnn is_mps is_xpu is_nested itemsize nbytes names is_sparse_csr is_vulkan is_ipu is_maia".split()
+        *["shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_leaf", "is_mkldnn", "is_mps", "is_xpu", "is_nested", "itemsize", "nbytes", "names", "is_sparse_csr", "is_vulkan", "is_ipu", "is_maia"]
     )
 )
 """Functions that tell a tensor's shape and kind, and nothing of what is in it."""
@@ -421,7 +416,7 @@ class Tape(TorchFunctionMode):
                 name = self._known.names.get(target.untyped_storage().data_ptr())
                 if name is not None:
                     refuse_change(name)
-            if id(target) in self._index or target.requires_grad and target.is_leaf:
+            if id(target) in self._index or (target.requires_grad and target.is_leaf):
                 raise Unsupported("data written into a parameter in place")
 
     def _wrote(self, tensor: Tensor, axes: str) -> None:
@@ -434,7 +429,9 @@ class Tape(TorchFunctionMode):
         """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""
         each = tensor.movedim(axes.index("R"), 0).reshape(self.records, -1)
         name = func.__name__
-        values = getattr(each, name)(1) if name in ("all", "any", "amax", "amin") else getattr(each, "a" + name)(1)
+        values = (
+            getattr(each, name)(1) if name in ("all", "any", "amax", "amin") else getattr(each, "a" + name)(1)
+        )
         if not bool((values == values[0]).all()):
             raise Unsupported(f"{function_name(func)} (data leaves torch, and differs between records)")
         out: Tensor = func(tensor)
@@ -461,8 +458,7 @@ class Tape(TorchFunctionMode):
 
     def _draw(self, line: Line, out: Any, fresh: bool) -> None:
         if fresh and (self._replay or self._coins.shared is not None) and self._again(line):
-            outcome = self._coins.outcomes[self._drawn]
-            out.copy_(outcome)
+            out.data.copy_(self._coins.outcomes[self._drawn])  # by `data`: not a write that needs to be seen
         if not self._replay and self._coins.shared is None:
             drawn = tensors_in(out)
             self._coins.outcomes.append(drawn[0].detach().clone() if drawn else torch.empty(0))
@@ -560,7 +556,9 @@ class Tape(TorchFunctionMode):
         assert mark is not None
         core = tensor if mark.core is None else mark.core
         padded = [1] * (len(shape) - core.dim()) + list(core.shape)
-        copies = axis == 0 and mark.core is None and len(padded) == len(mark.axes) and mark.axes[:1] in ("E", "M")
+        copies = (
+            axis == 0 and mark.core is None and len(padded) == len(mark.axes) and mark.axes[:1] in ("E", "M")
+        )
         if self.records > 1 and (axis < 0 or (padded[axis] != 1 and not copies)):
             raise Unsupported(f"{self._name(mark.parameters)} meets data of shape {tuple(shape)}")
 
