@@ -300,9 +300,9 @@ STEPS: dict[str, Step] = {
     "cov": lambda h, m: h * torch.cov(h.flatten(1).t(), correction=0).mean(),
     "trapezoid": lambda h, m: h * torch.trapezoid(h, dim=0).mean(),
     "pooled": lambda h, m: F.avg_pool1d(h.permute(1, 2, 0), 3, 1, 1).permute(2, 0, 1),
-    "convolved": lambda h, m: F.conv1d(h.permute(1, 2, 0), torch.eye(6).unsqueeze(-1).repeat(1, 1, 3), padding=1).permute(2, 0, 1),
-    "interpolated": lambda h, m: F.interpolate(h.permute(1, 2, 0), size=len(h), mode="nearest").permute(2, 0, 1) + h.detach().mean(),
-    "own gradient": lambda h, m: h + torch.autograd.grad(h.square().mean(), h, create_graph=True)[0] if h.requires_grad else h,
+    "convolved": lambda h, m: F.conv1d(h.permute(1, 2, 0), torch.eye(6).unsqueeze(-1).repeat(1, 1, 3), padding=1).permute(2, 0, 1),  # noqa: E501
+    "interpolated": lambda h, m: F.interpolate(h.permute(1, 2, 0), size=len(h), mode="nearest").permute(2, 0, 1) + h.detach().mean(),  # noqa: E501
+    "own gradient": lambda h, m: h + torch.autograd.grad(h.square().mean(), h, create_graph=True)[0] if h.requires_grad else h,  # noqa: E501
     "normed": lambda h, m: F.normalize(h, dim=0),
 }  # fmt: skip
 

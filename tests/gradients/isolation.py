@@ -32,7 +32,7 @@ def measure(
     bound: float | None = None,
     micro: int | None = None,
 ) -> Seen:
-    """Every batch against the loop, and with each of its records left out; coins are the same where possible."""
+    """Every batch against the loop, and with each of its records left out; coins are the same where possible."""  # noqa: E501
     flat = Flat(model)
     worst, moved, told = 0.0, 0.0, None
     try:

@@ -36,8 +36,10 @@ def record_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Each parameter's gradients [B, *shape], and the losses [B].
 
-    `restore` sets back the generators outside torch, whose coins are the same for all records of a step; torch's
-    own are drawn for each. `alone`: one record after another at once, for code of which `torch.func` cannot be sure either.
+    `restore` sets back the generators outside torch, whose coins are the same for all records of a
+    step; torch's
+    own are drawn for each. `alone`: one record after another at once, for code of which `torch.func`
+    cannot be sure either.
     """
     if alone:
         return _one_by_one(module, parameters, batch, losses, restore)

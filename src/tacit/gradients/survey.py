@@ -41,7 +41,7 @@ def refuse_mixing_modules(module: nn.Module) -> None:
             part, (nn.Embedding, nn.EmbeddingBag)
         ):
             raise UserError(
-                f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "
+                f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "  # noqa: E501
                 "clipping; build it without max_norm"
             )
         elif isinstance(part, _BatchNorm):
@@ -68,7 +68,7 @@ class Survey:
 def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch], Tape]) -> Survey:
     """Try the model on two records. Leaves the random state as it was; raises if records are mixed."""
     with torch.random.fork_rng():
-        state, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())
+        state, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
         # nan cannot be hidden by a layer that happens to be all zeros, as fresh output layers often are.
         changed = {name: tensor[[0, 0]] for name, tensor in pair.items()}
         for tensor in changed.values():
@@ -78,7 +78,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
         def run(batch: Batch) -> Tensor:
             torch.set_rng_state(state)  # the same coins each time
             random.setstate(others[0])
-            np.random.set_state(others[1])
+            np.random.set_state(others[1])  # noqa: NPY002
             with torch.no_grad():
                 found = losses(module, batch)
             refuse_shape(found, 2)
@@ -92,7 +92,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
             )
         torch.set_rng_state(state)
         random.setstate(others[0])
-        np.random.set_state(others[1])
+        np.random.set_state(others[1])  # noqa: NPY002
         try:
             return Survey(*_trial(module, pair, losses, tape(pair)), None)
         except Unsupported as obstacle:
@@ -100,7 +100,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
             return Survey(whole, 2 * whole, obstacle)
         finally:
             random.setstate(others[0])
-            np.random.set_state(others[1])
+            np.random.set_state(others[1])  # noqa: NPY002
 
 
 def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[int, int]:
@@ -143,10 +143,19 @@ class Still(TorchFunctionMode):
 
 
 _DROPOUTS = frozenset(
-    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
-    + (torch.dropout, torch.feature_dropout, torch.alpha_dropout)
+    (
+        F.dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.alpha_dropout,
+        F.feature_alpha_dropout,
+        torch.dropout,
+        torch.feature_dropout,
+        torch.alpha_dropout,
+    )
 )
-_DRAWS = {
+_DRAWS: dict[Any, Any] = {
     torch.rand: torch.empty,
     torch.randn: torch.empty,
     torch.rand_like: torch.empty_like,
@@ -163,15 +172,16 @@ def experiment(
 ) -> None:
     """Raise if a few records together have other losses, or another sum of gradients, than each alone.
 
-    `together` is the way under test: the sums of gradients, and the losses. Coins are left out, as they cannot be
+    `together` is the way under test: the sums of gradients, and the losses. Coins are left out, as they
+    cannot be
     the same for one record and for several; where a model draws in other ways, there is nothing to compare.
     """
     with torch.random.fork_rng():
-        states, before = (random.getstate(), np.random.get_state()), torch.get_rng_state()
+        states, before = (random.getstate(), np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
 
         def still(model: nn.Module, records: Batch) -> Tensor:
             random.setstate(states[0])
-            np.random.set_state(states[1])
+            np.random.set_state(states[1])  # noqa: NPY002
             with Still():
                 return losses(model, records)
 
@@ -202,8 +212,8 @@ def experiment(
             return
         if apart or errors > rough * sizes_of + 1e-6:
             raise UserError(
-                f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with {n} of "
-                "them), though every operation seemed to keep them apart; nothing can be promised for this model. "
+                f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with {n} of "  # noqa: E501
+                "them), though every operation seemed to keep them apart; nothing can be promised for this model. "  # noqa: E501
                 "Does it use code that is hidden from torch, or keep something between calls?"
             )
 

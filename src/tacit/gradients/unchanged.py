@@ -78,7 +78,7 @@ def _hash(tensor: Tensor) -> Any:
     tensor = tensor.detach()
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return (id(tensor), tensor._version)
-    whole = tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    whole: Any = tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
     return (tuple(tensor.shape), str(tensor.dtype), zlib.crc32(whole))
 
 
