@@ -77,7 +77,7 @@ def made(config: str, model: str, **options: Any) -> Callable[[], nn.Module]:
 ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Batch, Losses]] = {
     "bert": (made("BertConfig", "BertForSequenceClassification"), tokens(4), text),
     "roberta": (made("RobertaConfig", "RobertaForSequenceClassification"), tokens(4), text),
-    "distilbert": (made("DistilBertConfig", "DistilBertForSequenceClassification", dim=16, n_layers=2, n_heads=2,
+    "distilbert": (made("DistilBertConfig", "DistilBertForSequenceClassification", dim=16, n_layers=2, n_heads=2,  # noqa: E501
         hidden_dim=24, dropout=0.0, seq_classif_dropout=0.0), tokens(4), text),
     "albert": (made("AlbertConfig", "AlbertForSequenceClassification", embedding_size=8,
         classifier_dropout_prob=0.0), tokens(4), text),
@@ -92,7 +92,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Batch, Losses]] = {
     "yoso": (made("YosoConfig", "YosoForSequenceClassification", use_expectation=True), tokens(4), text),
     "t5-encoder": (made("T5Config", "T5EncoderModel", d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
         dropout_rate=0.0), tokens(4), pooled),
-    "gpt2": (made("GPT2Config", "GPT2ForSequenceClassification", n_embd=16, n_layer=2, n_head=2, n_positions=32,
+    "gpt2": (made("GPT2Config", "GPT2ForSequenceClassification", n_embd=16, n_layer=2, n_head=2, n_positions=32,  # noqa: E501
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), tokens(4), text),
     "gpt2-lm": (made("GPT2Config", "GPT2LMHeadModel", n_embd=16, n_layer=2, n_head=2, n_positions=32,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), tokens(4), next_token),
@@ -106,16 +106,16 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Batch, Losses]] = {
     "mixtral": (made("MixtralConfig", "MixtralForCausalLM", num_local_experts=3), tokens(4), next_token),
     "mamba": (made("MambaConfig", "MambaForCausalLM", state_size=4, expand=2), tokens(4), next_token),
     "vit": (made("ViTConfig", "ViTForImageClassification", image_size=16, patch_size=4), images(4), picture),
-    "deit": (made("DeiTConfig", "DeiTForImageClassification", image_size=16, patch_size=4), images(4), picture),
+    "deit": (made("DeiTConfig", "DeiTForImageClassification", image_size=16, patch_size=4), images(4), picture),  # noqa: E501
     "swin": (made("SwinConfig", "SwinForImageClassification", image_size=16, patch_size=2, embed_dim=8,
         depths=[2, 2], num_heads=[2, 2], window_size=4, drop_path_rate=0.0), images(4), picture),
     "convnext": (made("ConvNextConfig", "ConvNextForImageClassification", hidden_sizes=[8, 16], depths=[1, 1],
         num_stages=2, image_size=16), images(4), picture),
-    "mobilevit": (made("MobileViTV2Config", "MobileViTV2ForImageClassification", image_size=16), images(4), picture),
-    "whisper-encoder": (lambda: hub.models.whisper.modeling_whisper.WhisperEncoder(hub.WhisperConfig(d_model=16,
-        encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=24, num_mel_bins=8, max_source_positions=10,
+    "mobilevit": (made("MobileViTV2Config", "MobileViTV2ForImageClassification", image_size=16), images(4), picture),  # noqa: E501
+    "whisper-encoder": (lambda: hub.models.whisper.modeling_whisper.WhisperEncoder(hub.WhisperConfig(d_model=16,  # noqa: E501
+        encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=24, num_mel_bins=8, max_source_positions=10,  # noqa: E501
         dropout=0.0, encoder_layerdrop=0.0)).train(), {"x": torch.randn(4, 8, 20)}, sound),
-    "wav2vec2": (made("Wav2Vec2Config", "Wav2Vec2Model", conv_dim=[8, 8], conv_stride=[4, 2], conv_kernel=[6, 3],
+    "wav2vec2": (made("Wav2Vec2Config", "Wav2Vec2Model", conv_dim=[8, 8], conv_stride=[4, 2], conv_kernel=[6, 3],  # noqa: E501
         num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, layerdrop=0.0,
         hidden_dropout=0.0, activation_dropout=0.0, feat_proj_dropout=0.0, apply_spec_augment=False),
         {"x": torch.randn(4, 120)}, sound),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from gradients_reference import lengths, record_gradients
 from torch import nn
 
-from gradients_reference import lengths, record_gradients
 from tacit.errors import UserError
 from tacit.gradients import Batch, ClippedGradient, Losses
 from tacit.vector import Flat
@@ -32,7 +32,7 @@ def measure(
     bound: float | None = None,
     micro: int | None = None,
 ) -> Seen:
-    """Every batch against the loop, and with each of its records left out; coins are the same where possible."""
+    """Every batch against the loop, and with each of its records left out; coins are the same where possible."""  # noqa: E501
     flat = Flat(model)
     worst, moved, told = 0.0, 0.0, None
     try:

@@ -91,9 +91,7 @@ class Spending:
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
             warnings = mechanism.warnings(workload)
-            write_statement(
-                folder, mechanism, self._worst(final), self._tally, workload.population, warnings
-            )
+            write_statement(folder, mechanism, self._worst(final), self._tally, workload.population, warnings)
 
     def close(self) -> None:
         if self.ledger is not None:

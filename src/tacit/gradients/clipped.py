@@ -49,6 +49,7 @@ Bound = float | Sequence[Group]
 
 SAFE = 1 - 2.0**-20
 """Norms and factors are rounded; this keeps what is left of a record within C all the same."""
+_NO_HOOKS = "hooks on saved tensors"
 LITTLE, MUCH = 64 * 2**20, 2 * 2**30
 """Bytes that a part of a batch may always keep, and never may, when the size of the parts is not given."""
 
@@ -107,7 +108,10 @@ class ClippedGradient:
         exact = self.flat.grad.dtype in (torch.float32, torch.float64)
         total = self.flat.grad if exact else self.flat.grad.float()
         norms, loss_sum, dropped = [total.new_zeros(0, len(bounds))], total.new_zeros(()), 0
-        for part, slow in self._parts(batch, size, losses):
+        parts = list(self._parts(batch, size, losses))
+        if len(parts) > 1:
+            coins.save()
+        for part, slow in parts:
             forms, values = self._per_record(part, losses, slow, coins)
             with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
@@ -170,7 +174,11 @@ class ClippedGradient:
         if key not in self._surveys:
             pair = {name: tensor[:2] for name, tensor in batch.items()}
             self._known.add(losses)
-            self._surveys[key] = survey(module, pair, losses, self._tape)
+            before = self._unchanged.contents(attributes=False)
+            try:
+                self._surveys[key] = survey(module, pair, losses, self._tape)
+            finally:
+                self._unchanged.check_contents(before, attributes=False)
         return self._surveys[key]
 
     def _per_record(
@@ -186,13 +194,12 @@ class ClippedGradient:
             except Unsupported as reason:
                 obstacle = reason
         self._tell(obstacle)
-        coins.restore()
-        grads, values = self._one_by_one(batch, losses, obstacle)
+        grads, values = self._one_by_one(batch, losses, obstacle, coins)
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
         return self._preconditioned([(form, form.squares()) for form in explicit]), values
 
     def _one_by_one(
-        self, batch: Batch, losses: Losses, obstacle: Unsupported
+        self, batch: Batch, losses: Losses, obstacle: Unsupported, coins: Coins
     ) -> tuple[dict[str, Tensor], Tensor]:
         """By the slow road, with the model's contents the same before and after."""
         module = self.flat.module
@@ -201,8 +208,10 @@ class ClippedGradient:
             with torch.random.fork_rng(), torch.no_grad():
                 losses(module, {name: tensor[:1] for name, tensor in batch.items()})
             self._settled = True
+        if coins.python is None:
+            coins.save()
         before = self._unchanged.contents()
-        found = record_gradients(module, self._parameters, batch, losses, obstacle.alone)
+        found = record_gradients(module, self._parameters, batch, losses, coins.restore, obstacle.alone)
         self._unchanged.check_contents(before)
         return found
 
@@ -220,8 +229,14 @@ class ClippedGradient:
         elif book.volatile or kind not in book.steady:
             coins.save()
         tape = self._tape(batch, coins)
-        with tape:
-            values = losses(module, tape.batch)
+        try:
+            with torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS), tape:
+                values = losses(module, tape.batch)
+        except Exception as error:
+            tape.say_again()  # a model, or what is between it and us, may have made another error of it
+            if str(error).startswith(_NO_HOOKS):
+                raise Unsupported("a model that changes what autograd saves", alone=True) from None
+            raise
         if not isinstance(values, Tensor):
             raise UserError(f"losses returned a {type(values).__name__}; return a tensor of one each")
         refuse_shape(values, size)
@@ -249,7 +264,8 @@ class ClippedGradient:
                     values = losses(self.flat.module, tape.batch)
                 refuse_shape(values, other)
                 tape.finish(values)
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            except (RuntimeError, ValueError, IndexError, TypeError, SystemError) as error:
+                tape.say_again()
                 raise Unsupported(f"{other} records instead of {size} ({str(error)[:80]})") from error
             finally:
                 after.restore()

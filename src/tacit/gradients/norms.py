@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.gradients.records import Explicit, PerRecord, in_full
-from tacit.gradients.tape import Tape, Unsupported
+from tacit.gradients.tape import Tape
 
 Found = Callable[[Tensor, Tensor | None, Tensor | None], None]
 """found(output gradient, weight gradients [B, C], bias gradients [B, C])"""

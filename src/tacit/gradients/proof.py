@@ -33,8 +33,21 @@ TENSOR, OPEN, SLICE, INNER = "tensor", "(", ":", "int inside"
 """Marks in a line: a tensor's axes, shape and type follow; a sequence's length; three values; an integer that
 stands in a sequence."""
 PLAIN_TYPES = frozenset(
-    (int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.memory_format, torch.layout)
-    + (type(...), type, torch.strided.__class__)
+    (
+        int,
+        float,
+        bool,
+        str,
+        type(None),
+        complex,
+        torch.dtype,
+        torch.device,
+        torch.memory_format,
+        torch.layout,
+        type(...),
+        type,
+        torch.strided.__class__,
+    )
 )
 MANY = 50_000
 """Lines that are remembered; models whose arguments never repeat must not fill the memory."""
@@ -84,7 +97,7 @@ class Book:
             self.lines, self._numbers, self.compared, self.steady = [], {}, {}, {}
 
     def compare(self, one: Sequence[int], size: int, two: Sequence[int], other: int) -> list[bool]:
-        """Raise unless two programs, of `size` and of `other` records, are the same; which draws are shared."""
+        """Raise unless two programs, of `size` and of `other` records, are the same; which draws are shared."""  # noqa: E501
         shared = []
         for a, b in zip(one, two, strict=False):
             left, right = self.lines[a], self.lines[b]
@@ -140,7 +153,17 @@ def _sizes(line: Line) -> list[Any]:
 
 ANYWHERE = frozenset(
     f
-    for name in "view reshape expand repeat new_zeros new_ones new_empty broadcast_to tile".split()
+    for name in [
+        "view",
+        "reshape",
+        "expand",
+        "repeat",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "broadcast_to",
+        "tile",
+    ]
     for f in (getattr(torch, name, None), getattr(Tensor, name, None))
     if f is not None
 ) | {torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn}
@@ -214,12 +237,12 @@ class Coins:
 
     def save(self) -> None:
         """Keep the state of Python's and numpy's generators, to start every part from."""
-        self.python = (random.getstate(), np.random.get_state())
+        self.python = (random.getstate(), np.random.get_state())  # noqa: NPY002
 
     def restore(self) -> None:
         if self.python is not None:
             random.setstate(self.python[0])
-            np.random.set_state(self.python[1])
+            np.random.set_state(self.python[1])  # noqa: NPY002
 
 
 class Known:

@@ -212,7 +212,8 @@ def sum_of(forms: Sequence[PerRecord]) -> PerRecord:
 def sum_by_record(grad: Tensor, shape: Sequence[int], records: int, axis: int = 0) -> Tensor:
     """Each record's gradient of a tensor of `shape` that was broadcast to `grad.shape`: [B, *shape].
 
-    `axis` of `grad` counts the records. Where the tensor has more than one row there, it is axis 0 and these are
+    `axis` of `grad` counts the records. Where the tensor has more than one row there, it is axis 0 and
+    these are
     copies for each record: record j's gradient lives in its own alone.
     """
     padded = [1] * (grad.dim() - len(shape)) + list(shape)

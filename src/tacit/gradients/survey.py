@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, allclose, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -41,7 +41,7 @@ def refuse_mixing_modules(module: nn.Module) -> None:
             part, (nn.Embedding, nn.EmbeddingBag)
         ):
             raise UserError(
-                f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "
+                f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "  # noqa: E501
                 "clipping; build it without max_norm"
             )
         elif isinstance(part, _BatchNorm):
@@ -68,7 +68,7 @@ class Survey:
 def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch], Tape]) -> Survey:
     """Try the model on two records. Leaves the random state as it was; raises if records are mixed."""
     with torch.random.fork_rng():
-        state = torch.get_rng_state()
+        state, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
         # nan cannot be hidden by a layer that happens to be all zeros, as fresh output layers often are.
         changed = {name: tensor[[0, 0]] for name, tensor in pair.items()}
         for tensor in changed.values():
@@ -76,24 +76,31 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
                 tensor[1] = float("nan")
 
         def run(batch: Batch) -> Tensor:
-            torch.set_rng_state(state)  # the same dropout masks each time
+            torch.set_rng_state(state)  # the same coins each time
+            random.setstate(others[0])
+            np.random.set_state(others[1])  # noqa: NPY002
             with torch.no_grad():
                 found = losses(module, batch)
             refuse_shape(found, 2)
             return found
 
-        if not torch.allclose(run(pair)[0], run(changed)[0], rtol=1e-3, atol=1e-5, equal_nan=True):
+        if not allclose(run(pair)[0], run(changed)[0], rtol=1e-3, atol=1e-5, equal_nan=True):
             culprit = _first_to_mix(module, lambda: run(pair), lambda: run(changed))
             raise UserError(
                 f"{culprit} mixes the records of a batch, so no record's gradient can be bounded; "
                 "use a layer that treats every record by itself, such as nn.GroupNorm or nn.LayerNorm"
             )
         torch.set_rng_state(state)
+        random.setstate(others[0])
+        np.random.set_state(others[1])  # noqa: NPY002
         try:
             return Survey(*_trial(module, pair, losses, tape(pair)), None)
         except Unsupported as obstacle:
             whole = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
             return Survey(whole, 2 * whole, obstacle)
+        finally:
+            random.setstate(others[0])
+            np.random.set_state(others[1])  # noqa: NPY002
 
 
 def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[int, int]:
@@ -110,8 +117,12 @@ def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[
             plain += tensor.numel() * tensor.element_size()
         return tensor
 
-    with saved_tensors_hooks(count, lambda tensor: tensor), tape:
-        found = losses(module, tape.batch)
+    try:
+        with saved_tensors_hooks(count, lambda tensor: tensor), tape:
+            found = losses(module, tape.batch)
+    except Exception:
+        tape.say_again()
+        raise
     tape.finish(found)
     for tensor in tape.held:
         count(tensor)
@@ -132,10 +143,19 @@ class Still(TorchFunctionMode):
 
 
 _DROPOUTS = frozenset(
-    (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
-    + (torch.dropout, torch.feature_dropout, torch.alpha_dropout)
+    (
+        F.dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.alpha_dropout,
+        F.feature_alpha_dropout,
+        torch.dropout,
+        torch.feature_dropout,
+        torch.alpha_dropout,
+    )
 )
-_DRAWS = {
+_DRAWS: dict[Any, Any] = {
     torch.rand: torch.empty,
     torch.randn: torch.empty,
     torch.rand_like: torch.empty_like,
@@ -152,15 +172,16 @@ def experiment(
 ) -> None:
     """Raise if a few records together have other losses, or another sum of gradients, than each alone.
 
-    `together` is the way under test: the sums of gradients, and the losses. Coins are left out, as they cannot be
+    `together` is the way under test: the sums of gradients, and the losses. Coins are left out, as they
+    cannot be
     the same for one record and for several; where a model draws in other ways, there is nothing to compare.
     """
     with torch.random.fork_rng():
-        states, before = (random.getstate(), np.random.get_state()), torch.get_rng_state()
+        states, before = (random.getstate(), np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
 
         def still(model: nn.Module, records: Batch) -> Tensor:
             random.setstate(states[0])
-            np.random.set_state(states[1])
+            np.random.set_state(states[1])  # noqa: NPY002
             with Still():
                 return losses(model, records)
 
@@ -191,8 +212,8 @@ def experiment(
             return
         if apart or errors > rough * sizes_of + 1e-6:
             raise UserError(
-                f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with {n} of "
-                "them), though every operation seemed to keep them apart; nothing can be promised for this model. "
+                f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with {n} of "  # noqa: E501
+                "them), though every operation seemed to keep them apart; nothing can be promised for this model. "  # noqa: E501
                 "Does it use code that is hidden from torch, or keep something between calls?"
             )
 
@@ -216,9 +237,7 @@ def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:
             handle.remove()
 
     def same(one: list[Tensor], two: list[Tensor]) -> bool:
-        return all(
-            a.shape == b.shape and torch.allclose(a, b, rtol=1e-4) for a, b in zip(one, two, strict=True)
-        )
+        return all(a.shape == b.shape and allclose(a, b, rtol=1e-4) for a, b in zip(one, two, strict=True))
 
     for (part, args, out), (_, other_args, other_out) in zip(*passes, strict=False):
         if same(args, other_args) and not same(out, other_out):

@@ -4,7 +4,8 @@ While a `Tape` is active, every torch function that a model calls passes through
 three kinds: *data* (computed from the batch, with an axis that counts the records), *owned* (a trainable
 parameter, or computed from parameters alone, such as an expanded class token), and constants. Where the axes
 go is worked out by `axes`, once for each different call. Where owned tensors meet data, a rule takes over: it
-runs the very same function with the parameter detached, so that autograd computes no weight gradient, and asks
+runs the very same function with the parameter detached, so that autograd computes no weight gradient,
+and asks
 to be called with the gradient of the output.
 
 Watching functions rather than modules means that tied weights, modules called twice, bare parameters
@@ -87,20 +88,61 @@ FREE = frozenset(
     [
         getattr(owner, name)
         for owner in (torch, Tensor)
-        for name in (
-            "size dim numel nelement ndimension __len__ stride is_contiguous element_size is_floating_point "
-            "is_complex is_signed get_device storage_offset is_inference is_conj is_neg is_same_size __hash__ "
-            "is_pinned is_shared"
-        ).split()
+        for name in [
+            "size",
+            "dim",
+            "numel",
+            "nelement",
+            "ndimension",
+            "__len__",
+            "stride",
+            "is_contiguous",
+            "element_size",
+            "is_floating_point",
+            "is_complex",
+            "is_signed",
+            "get_device",
+            "storage_offset",
+            "is_inference",
+            "is_conj",
+            "is_neg",
+            "is_same_size",
+            "__hash__",
+            "is_pinned",
+            "is_shared",
+        ]
         if hasattr(owner, name)
     ]
     + _getters(
-        *"shape ndim dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_leaf "
-        "is_mkldnn is_mps is_xpu is_nested itemsize nbytes names is_sparse_csr is_vulkan is_ipu is_maia".split()
+        *[
+            "shape",
+            "ndim",
+            "dtype",
+            "device",
+            "layout",
+            "requires_grad",
+            "is_cuda",
+            "is_cpu",
+            "is_meta",
+            "is_sparse",
+            "is_quantized",
+            "is_leaf",
+            "is_mkldnn",
+            "is_mps",
+            "is_xpu",
+            "is_nested",
+            "itemsize",
+            "nbytes",
+            "names",
+            "is_sparse_csr",
+            "is_vulkan",
+            "is_ipu",
+            "is_maia",
+        ]
     )
 )
 """Functions that tell a tensor's shape and kind, and nothing of what is in it."""
-_DATA, _GRAD, _WANTS = Tensor.data.__get__, Tensor.grad.__get__, Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_DATA, _GRAD, _WANTS = Tensor.data.__get__, Tensor.grad.__get__, Tensor.requires_grad.__set__  # type: ignore[attr-defined,union-attr]
 AGREED = frozenset(
     f
     for name in ("all", "any", "max", "min", "amax", "amin")
@@ -151,7 +193,7 @@ class Tape(TorchFunctionMode):
         coins: Coins | None = None,
         replay: bool = False,
     ) -> None:
-        """`replay`: this pass is a comparison with one that has been; whatever it drew for all is drawn again."""
+        """`replay`: this pass is a comparison with one that has been; whatever it drew for all is drawn again."""  # noqa: E501
         super().__init__()
         self.records = batch_size(batch)
         self.anchor = torch.zeros((), requires_grad=True)
@@ -294,7 +336,7 @@ class Tape(TorchFunctionMode):
         line.draws = state is not None and not torch.equal(state, torch.get_rng_state())
         outputs = tensors_in(out)
         if data and not outputs and func is not Tensor.__setitem__:
-            raise Unsupported(f"{function_name(func)} (data leaves torch)")
+            raise Unsupported(f"{function_name(func)} (data leaves torch)", alone=True)
         line.shapes = [tuple(t.shape) for t in outputs] if outputs or func is Tensor.__setitem__ else None
         if line.draws:
             # Not known before the first time: a draw that should have been the one of another part.
@@ -421,7 +463,7 @@ class Tape(TorchFunctionMode):
                 name = self._known.names.get(target.untyped_storage().data_ptr())
                 if name is not None:
                     refuse_change(name)
-            if id(target) in self._index or target.requires_grad and target.is_leaf:
+            if id(target) in self._index or (target.requires_grad and target.is_leaf):
                 raise Unsupported("data written into a parameter in place")
 
     def _wrote(self, tensor: Tensor, axes: str) -> None:
@@ -431,7 +473,7 @@ class Tape(TorchFunctionMode):
         self._tag(tensor, axes)
 
     def _agreed(self, func: Any, tensor: Tensor, axes: str) -> Tensor:
-        """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""
+        """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""  # noqa: E501
         each = tensor.movedim(axes.index("R"), 0).reshape(self.records, -1)
         name = func.__name__
         values = (
@@ -463,8 +505,7 @@ class Tape(TorchFunctionMode):
 
     def _draw(self, line: Line, out: Any, fresh: bool) -> None:
         if fresh and (self._replay or self._coins.shared is not None) and self._again(line):
-            outcome = self._coins.outcomes[self._drawn]
-            out.copy_(outcome)
+            out.data.copy_(self._coins.outcomes[self._drawn])  # by `data`: not a write that needs to be seen
         if not self._replay and self._coins.shared is None:
             drawn = tensors_in(out)
             self._coins.outcomes.append(drawn[0].detach().clone() if drawn else torch.empty(0))
@@ -623,11 +664,15 @@ class Tape(TorchFunctionMode):
             allow_unused=True,
         )
 
+    def say_again(self) -> None:
+        """Raise what was raised before, if the model has caught it."""
+        if self._obstacle is not None:
+            raise self._obstacle
+
     def finish(self, losses: Tensor) -> None:
         """The forward pass is over: one loss for each record, in order, by a graph that is torch's own."""
         self._token.active = False
-        if self._obstacle is not None:
-            raise self._obstacle
+        self.say_again()
         mark = self._mark(losses)
         if mark.parameters or (mark.axes not in ("R", "E", "C") and self.records > 1):
             raise Unsupported("losses that are not one for each record, in order")
