@@ -416,18 +416,14 @@ def main() -> None:
         command = error.ctx.command_path if error.ctx else "tacit"
         print(f"tacit: {error.format_message().rstrip('.')}; see `{command} --help`", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"tacit: {place}{error.strerror or error}; what was saved before is there", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of the answer has left
         _Console().on_broken_pipe()
         sys.exit(1)
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        print(f"tacit: {what}", file=sys.stderr)
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"tacit: {place}{error.strerror or error}; what was saved before is there", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
         if type(error).__name__ != "ClientError":  # its room is not imported for commands that play no client

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from tacit.errors import UserError
-from tacit.federation.lineage import LINEAGE
+from tacit.federation.checkpoint import LINEAGE
 from tacit.federation.passed import OBJECTS
 from tacit.federation.statements import STATEMENT
 from tacit.report.compare import CONFIG, Run, read_run, rows

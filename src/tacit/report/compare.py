@@ -19,8 +19,8 @@ import yaml
 from tacit.config.methods import METHODS
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
+from tacit.federation.checkpoint import LINEAGE
 from tacit.federation.ending import Ending, read_ending
-from tacit.federation.lineage import LINEAGE
 from tacit.federation.passed import Passed, read_passed
 from tacit.federation.verify import refuse_changed_config
 from tacit.tasks import Headline, headline
