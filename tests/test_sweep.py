@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from tacit.config.sweep import read_sweep
+from tacit.errors import UserError
 from tacit.report import compare
 from test_cli import GOOD, tacit
 
 SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 0.1") + (
     "name: mini\n"
     "sweep:\n"
-    "  method: [fedavg, {name: dp-fedavg-client, momentum: 0.0}]\n"
+    "  cases:\n"
+    "    - {method: fedavg}\n"
+    "    - {method: {name: dp-fedavg-client, momentum: 0.0}, privacy.entropy: seed}\n"
     "  seed: [0, 1]\n"
     "  tune: {local.lr: [0.0001, 0.1, 1.0e+30]}\n"
 )
@@ -28,6 +31,16 @@ SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     return lambda *arguments: tacit(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_choosing_by_protected_records_is_refused(tmp_path: Path) -> None:
+    """What runs are judged by is exact, and each of them has a price: a claim would not cover the choice."""
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP.replace(", privacy.entropy: seed", ""))
+    with pytest.raises(UserError, match=r"sweep\.tune chooses .* privacy\.entropy: seed"):
+        read_sweep(file, {})
+    file.write_text(SWEEP.replace(", privacy.entropy: seed", "").replace("  tune:", "  #"))
+    assert read_sweep(file, {}) is not None, "comparing without choosing claims what each run claims"
 
 
 @pytest.mark.slow
@@ -282,7 +295,6 @@ def test_a_sweep_of_cases_tunes_each_with_its_own_grid(command, tmp_path: Path) 
 
 def test_a_config_is_laid_over_its_base(tmp_path: Path) -> None:
     from tacit.config.loading import load
-    from tacit.errors import UserError
 
     below, above = tmp_path / "below.yaml", tmp_path / "sub" / "above.yaml"
     above.parent.mkdir()

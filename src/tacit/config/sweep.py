@@ -131,16 +131,32 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     sweep = Sweep(values, families, name or "sweep", validation if tuned else None)
     names: set[str] = set()
     for point in sweep.points:
-        for candidate in (point, *sweep.candidates(point)):
+        candidates = sweep.candidates(point)
+        for candidate in (point, *candidates):
             try:
-                method = sweep.config(candidate).method
-                build_algorithm(method.name, method.options)
+                config = sweep.config(candidate)
+                build_algorithm(config.method.name, config.method.options)
+                if candidates:
+                    _refuse_unpaid_choice(config)
             except UserError as error:
                 raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
         if slug(point) in names:
             raise UserError(f"{file}: sweep: two of its runs are both {slug(point)}; leave one out")
         names.add(slug(point))
     return sweep
+
+
+def _refuse_unpaid_choice(config: Config) -> None:
+    """Choosing values by protected records costs privacy, and no accountant here counts it.
+
+    The runs that choose would each have to be paid for (Liu and Talwar 2019, arXiv:1811.07971; Papernot and
+    Steinke 2022, arXiv:2110.03620), and what they are judged by is exact.
+    """
+    if config.privacy is not None and config.privacy.entropy == "os":
+        raise UserError(
+            "sweep.tune chooses by looking at records that privacy protects, which nobody accounts for; set "
+            "privacy.entropy: seed (a simulation, which claims nothing), or fix the values that are tuned"
+        )
 
 
 def _families(
