@@ -18,7 +18,8 @@ not become a number either, so a sum over equal rows is refused where it could c
 >>> import torch
 >>> follow(torch.Tensor.softmax, ("R..",), (torch.empty(4, 5, 6), -1), {}, records=4).outputs
 ['R..']
->>> follow(torch.einsum, ("R..", ".."), ("btd,de->bte", torch.empty(4, 5, 6), torch.empty(6, 2)), {}, 4).outputs  # noqa: E501
+>>> shapes = torch.empty(4, 5, 6), torch.empty(6, 2)
+>>> follow(torch.einsum, ("R..", ".."), ("btd,de->bte", *shapes), {}, records=4).outputs
 ['R..']
 >>> follow(torch.mean, ("R..",), (torch.empty(4, 5, 6), 0), {}, records=4)
 Traceback (most recent call last):
