@@ -1050,6 +1050,7 @@ _RULES: dict[Any, Rule] = _table(
     (_complex_of, "view_as_complex"),
     (_bucketize, "bucketize"),
 )
+_RULES[torch.ops.aten.floor_divide] = _pointwise
 _RULES[torch.ops.aten.copy_] = _overwrite
 _RULES[torch.ops.aten._conj] = _same
 _SHAPED = {_attention_made, _ctc, _one_hot}
