@@ -78,8 +78,8 @@ def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[fedavg, {name: dp-fedavg-client, momentum: 0.0}]", "fedavg", "sweep.method: give a list"),
-        ("fedavg, {", "fedavgg, {", "sweep point method=fedavgg"),
+        ("seed: [0, 1]", "seed: 0", "sweep.seed: give a list"),
+        ("{method: fedavg}", "{method: fedavgg}", "sweep point method=fedavgg"),
         ("  validation: 0.2\n", "", "set data.validation"),
         ("local.lr: [0.0001, 0.1, 1.0e+30]", "local.lr: [0.0001, -1]", "local.lr: must be greater than 0"),
     ],

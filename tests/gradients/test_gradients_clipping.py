@@ -238,7 +238,7 @@ def test_precondition():
     rows = record_gradients(flat, batch, losses) * scale
     norms = lengths(rows)
     bound = float(norms.median())
-    result = ClippedGradient(flat, precondition=scale)(batch, losses, bound)
+    result = ClippedGradient(flat)(batch, losses, bound, scale)
     close(result.norms, norms, 1e-5)
     close(flat.grad, (rows * (bound / norms).clamp(max=1).unsqueeze(1)).sum(0), 1e-5)
 

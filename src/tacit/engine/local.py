@@ -182,16 +182,14 @@ class PrivateGradients:
     def fill(self, flat: Flat, parts: list[Batch], task: Task, scale: Tensor | None) -> Tensor:
         clip = self.mechanism.clip
         bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
-        clipped = self.clipped if scale is None else ClippedGradient(flat, precondition=scale)
         self.masks()
-        losses = self._sum(flat, parts, clipped, task, bound)
+        losses = self._sum(flat, parts, task, bound, scale)
         if self.model is not None:
             self.model.refuse_changes()
         self.mechanism.privatize_(flat.grad, self.noise, self.expected_batch)
         return losses
 
-    @staticmethod
-    def _sum(flat: Flat, parts: list[Batch], clipped: ClippedGradient, task: Task, bound: Any) -> Tensor:
+    def _sum(self, flat: Flat, parts: list[Batch], task: Task, bound: Any, scale: Tensor | None) -> Tensor:
         """Leave Σ_j clip(g_j) over all parts in `flat.grad`; each part's mean loss for its records."""
         parts = [part for part in parts if batch_size(part)]
         if not parts:
@@ -199,7 +197,7 @@ class PrivateGradients:
             return flat.grad.new_zeros(0)
         found, total = [], None
         for part in parts:
-            result = clipped(part, task.losses, bound)
+            result = self.clipped(part, task.losses, bound, scale)
             found.append((result.loss_sum / len(result.norms)).expand(len(result.norms)))
             if len(parts) > 1:
                 total = in_full(flat.grad).clone() if total is None else total.add_(flat.grad)

@@ -18,8 +18,8 @@ not become a number either, so a sum over equal rows is refused where it could c
 >>> import torch
 >>> follow(torch.Tensor.softmax, ("R..",), (torch.empty(4, 5, 6), -1), {}, records=4).outputs
 ['R..']
->>> weights = torch.empty(6, 2)
->>> follow(torch.einsum, ("R..", ".."), ("btd,de->bte", torch.empty(4, 5, 6), weights), {}, 4).outputs
+>>> shapes = torch.empty(4, 5, 6), torch.empty(6, 2)
+>>> follow(torch.einsum, ("R..", ".."), ("btd,de->bte", *shapes), {}, records=4).outputs
 ['R..']
 >>> follow(torch.mean, ("R..",), (torch.empty(4, 5, 6), 0), {}, records=4)
 Traceback (most recent call last):
@@ -1050,6 +1050,7 @@ _RULES: dict[Any, Rule] = _table(
     (_complex_of, "view_as_complex"),
     (_bucketize, "bucketize"),
 )
+_RULES[torch.ops.aten.floor_divide] = _pointwise
 _RULES[torch.ops.aten.copy_] = _overwrite
 _RULES[torch.ops.aten._conj] = _same
 _SHAPED = {_attention_made, _ctc, _one_hot}

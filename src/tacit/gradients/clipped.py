@@ -71,19 +71,14 @@ class ClippedGradient:
 
     flat: Flat
 
-    def __init__(
-        self, model: Flat | nn.Module, micro_batch: int | None = None, precondition: Tensor | None = None
-    ) -> None:
-        """`micro_batch`: records at a time; by default as many as fit in a fixed amount of memory.
-
-        `precondition` p: clip g_j ⊙ p instead of g_j, at the cost of every layer's explicit gradients.
-        """
+    def __init__(self, model: Flat | nn.Module, micro_batch: int | None = None) -> None:
+        """`micro_batch`: records at a time; by default as many as fit in a fixed amount of memory."""
         if micro_batch is not None and micro_batch < 1:
             raise UserError(f"micro_batch is {micro_batch}; it counts records, so give 1 or more")
         self.flat = model if isinstance(model, Flat) else Flat(model)
         refuse_mixing_modules(self.flat.module)
         self._micro_batch = micro_batch
-        self._precondition = precondition
+        self._precondition: Tensor | None = None
         parameters = dict(self.flat.module.named_parameters())
         self._parameters = {s.name: parameters[s.name] for s in self.flat.layout.segments}
         self._unchanged, self._settled = Unchanged(self.flat.module), False
@@ -93,12 +88,16 @@ class ClippedGradient:
         self.obstacle: Unsupported | None = None
         """What made gradients be computed record by record, if anything did; for the person to read."""
 
-    def __call__(self, batch: Batch, losses: Losses, bound: Bound) -> ClippedResult:
+    def __call__(
+        self, batch: Batch, losses: Losses, bound: Bound, precondition: Tensor | None = None
+    ) -> ClippedResult:
         """Fill `flat.grad` with Σ_j clip(g_j), g_j the gradient of record j's loss.
 
         A record's share has norm at most C, or at most C_g in each group. The sum does not depend on the
-        size of the parts, nor on which records share a batch.
+        size of the parts, nor on which records share a batch. `precondition` p: clip g_j ⊙ p instead of g_j,
+        at the cost of every layer's explicit gradients.
         """
+        self._precondition = precondition
         if not torch.is_grad_enabled():
             raise RuntimeError("gradients are switched off here; leave torch.no_grad before asking for some")
         groups, bounds = _groups(self.flat, bound)
