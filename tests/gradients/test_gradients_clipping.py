@@ -7,12 +7,12 @@ from math import inf, sqrt
 
 import pytest
 import torch
-from gradients_reference import assert_exact, close, lengths, record_gradients, squared_outputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradients_reference import assert_exact, close, lengths, record_gradients, squared_outputs
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, engine, plain_gradient
 from tacit.gradients.plain import Descent
