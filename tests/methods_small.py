@@ -82,6 +82,8 @@ def configured(method: str, overrides: Mapping[str, Any] | None = None) -> Confi
     config = tacit.load(values, overrides or {})
     if config.privacy is None:
         return config
+    config = tacit.load(values, {**(overrides or {}), "privacy.unit": config.privacy.unit})
+    assert config.privacy is not None
     return config.model_copy(update={"privacy": config.privacy.model_copy(update={"entropy": "seed"})})
 
 

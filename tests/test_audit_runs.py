@@ -16,7 +16,7 @@ from tacit.cli.app import app
 from tacit.config.audit import audit
 from tacit.federation.canaries import RecordCanaries, WatchedClients
 from tacit.privacy import ClientLevel, Clip, ExampleLevel, FixedSize, Poisson, Workload
-from tacit.privacy.gaussian import rounded_gaussian
+from tacit.privacy.gaussian import for_each_stretch
 from tacit.vector import Layout
 
 CLIENT = {"unit": "client", "clip": 0.5, "noise": 2.0, "delta": 1e-5}
@@ -72,8 +72,8 @@ def test_too_little_noise_on_clients_is_caught(fleet, monkeypatch) -> None:
 def test_too_little_noise_on_records_is_caught(fleet, monkeypatch) -> None:
     import tacit.privacy.mechanisms.example as example
 
-    less = lambda count, std, bits: rounded_gaussian(count, std / 20, bits)  # noqa: E731
-    monkeypatch.setattr(example, "rounded_gaussian", less)
+    less = lambda count, std, bits, use: for_each_stretch(count, std / 20, bits, use)  # noqa: E731
+    monkeypatch.setattr(example, "for_each_stretch", less)
     report = audit(fleet(EXAMPLE), canaries=300, trials=512, dataset=blobs(1200))
     assert report.run is not None and report.run.refuted, report.text()
 

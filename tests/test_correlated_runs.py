@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import tacit
+from tacit.federation import checkpoint
 from tacit.federation.statements import LEDGER
 from tacit.privacy import MatrixRow, epsilon
 from tacit.privacy.ledger import Ledger
@@ -69,14 +70,14 @@ SCRIPT = textwrap.dedent(
     from tacit.federation import checkpoint
 
     folder, entropy, die_at, calls = sys.argv[1], sys.argv[2], int(sys.argv[3]), 0
-    sync = checkpoint._sync
-    def counting(path):
+    save = checkpoint.save
+    def counting(*args):
         global calls
         calls += 1
         if calls == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        sync(path)
-    checkpoint._sync = counting
+        save(*args)
+    checkpoint.save = counting
     if os.path.exists(folder + "/config.yaml"):
         tacit.resume(folder, dataset=blobs())
     else:
@@ -98,13 +99,13 @@ def play(folder: Path, entropy: str, die_at: int, kind: str) -> int:
 
 @pytest.mark.slow
 def test_killed_while_saving_it_goes_on_with_the_noise_it_had(tmp_path: Path) -> None:
-    """A save syncs four times: die inside the fourth save, when round 4 was charged and released.
+    """Die at the fourth save, when round 4 was charged and released.
 
     Resumed, round 4 starts from the memory of round 3's checkpoint, gets other noise, and its row is charged
     once more as the longest there is.
     """
     folder = tmp_path / "run"
-    assert play(folder, "seed", 14, "blt") == -signal.SIGKILL
+    assert play(folder, "seed", 4, "blt") == -signal.SIGKILL
     saved = load_file(folder / "checkpoint" / "000003" / "state.safetensors")
     assert play(folder, "seed", 0, "blt") == 0
     charges = Ledger.read(folder / LEDGER).charges
@@ -116,17 +117,15 @@ def test_killed_while_saving_it_goes_on_with_the_noise_it_had(tmp_path: Path) ->
 
 
 class Interrupt:
-    """A tracker that asks the run to stop, or breaks it off, after a round."""
+    """A tracker that asks the run to stop after a round."""
 
-    def __init__(self, after: int, torn: bool) -> None:
-        self.after, self.torn = after, torn
+    def __init__(self, after: int) -> None:
+        self.after = after
 
     def start(self, *args: object) -> None: ...
     def clients(self, *args: object) -> None: ...
     def close(self) -> None: ...
     def round(self, record: dict[str, object]) -> None:
-        if record["round"] == self.after and self.torn:
-            raise RuntimeError("torn")
         if record["round"] == self.after:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -140,18 +139,27 @@ def test_a_resume_goes_on_with_the_remembered_noise(config, dataset, settings) -
     """In a simulation: stopped after three rounds and resumed, the very bits of an unbroken run."""
     settings = {**settings, "privacy": {**settings["privacy"], "entropy": "seed"}}
     whole = tacit.run(config(rounds=6, **settings), "whole", dataset=dataset)
-    stopped = tacit.run(
-        config(rounds=6, **settings), "stopped", dataset=dataset, trackers=[Interrupt(3, torn=False)]
-    )
+    stopped = tacit.run(config(rounds=6, **settings), "stopped", dataset=dataset, trackers=[Interrupt(3)])
     assert not stopped.finished
     assert torch.equal(weights(whole), weights(tacit.resume("stopped", dataset=dataset)))
 
 
-def test_a_round_that_is_played_again_has_noise_of_its_own(config, dataset) -> None:
+def test_a_round_that_is_played_again_has_noise_of_its_own(config, dataset, monkeypatch) -> None:
+    """Broken off after round 4 was released and before it was saved."""
     settings = config(rounds=6, privacy={**FLEET, "mechanism": "blt", "entropy": "seed"})
     whole = tacit.run(settings, "whole", dataset=dataset)
-    with pytest.raises(RuntimeError, match="torn"):
-        tacit.run(settings, "torn", dataset=dataset, trackers=[Interrupt(4, torn=True)])
+    save, saved = checkpoint.save, []
+
+    def breaks(folder: Path, state: checkpoint.Checkpoint, keep: int) -> None:
+        saved.append(state.round)
+        if state.round >= 4:
+            raise RuntimeError("torn")
+        save(folder, state, keep)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="torn"):
+        patch.setattr(checkpoint, "save", breaks)
+        tacit.run(settings, "torn", dataset=dataset)
+    assert saved[:4] == [1, 2, 3, 4]
     resumed = tacit.resume("torn", dataset=dataset)
     assert [charge.round for charge in Ledger.read(Path("torn") / LEDGER).charges] == [0, 1, 2, 3, 3, 4, 5]
     assert not torch.equal(weights(whole), weights(resumed))

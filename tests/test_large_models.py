@@ -20,6 +20,7 @@ from tacit.config.build import build_base, build_job, build_model
 from tacit.errors import UserError
 from tacit.models import hub
 from tacit.models.trained import Lora, adapt, train_only
+from tacit.privacy import Grid
 from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.vector import Flat, Layout
 from texts import GPT2, LORA, QUIET, ROBERTA, VIT, text_config, texts
@@ -329,11 +330,11 @@ def test_a_private_round_is_the_loop_one_would_write_with_peft(tmp_path: Path) -
                 loss = nn.functional.cross_entropy(logits, batch["y"])
                 g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(moving.values()))])
                 gradient += g * min(1.0, 0.5 / float(g.norm()))
-            units, whole = 2.0**20, torch.zeros(len(gradient), dtype=torch.int64)
-            add_rounded_gaussian_(whole, units, noise)
-            std = job.privacy.std(len(gradient), 8)
+            std, whole = job.privacy.std(len(gradient), 8), torch.zeros(len(gradient), dtype=torch.int64)
             assert 0.7 * 0.5 < std < 0.7 * 0.5 * 1.005  # a little for float32 and the grid
-            gradient += whole * (std / units)
+            unit = Grid.fit(0.5, len(gradient), 0.7).unit
+            add_rounded_gaussian_(whole, std / unit, noise)
+            gradient += whole * unit
             with torch.no_grad():
                 parts = gradient.split([p.numel() for p in moving.values()])
                 for p, part in zip(moving.values(), parts, strict=True):

@@ -63,7 +63,7 @@ def test_damaged_and_missing_files_of_a_run_are_named(command) -> None:
     kept = metrics.read_bytes(), config.read_bytes()
     metrics.write_bytes(b"{broken\n" + kept[0])
     for arguments in (("compare", "run"), ("report", "run")):
-        assert "metrics.jsonl, line 1" in one_line(command(*arguments))
+        assert "metrics.jsonl: line 1" in one_line(command(*arguments))
     metrics.unlink()
     assert "none of these runs" in one_line(command("compare", "run"))
     metrics.write_bytes(kept[0])

@@ -108,7 +108,7 @@ def test_validation_speakers_judge_when_asked(corpus: Dataset, tmp_path: Path) -
     [
         ({"local__batch": 4}, "give local.batch, or local.seconds"),
         ({"local__seconds": None}, "give local.batch, or local.seconds"),
-        ({"method": "dp-fedavg"}, "local.seconds: at example level"),
+        ({"method": "dp-fedavg", "privacy__unit": "example"}, "local.seconds: at example level"),
     ],
 )
 def test_impossible_batches_are_told(

@@ -192,7 +192,7 @@ def test_lists_of_a_sweep_are_set_from_the_command_line(tmp_path: Path) -> None:
     sweep = read_sweep(file, {"sweep.seed": [3], "sweep.tune.local.lr": [0.5], "rounds": 1})
     assert sweep is not None
     assert [point["seed"] for point in sweep.points] == [3, 3]
-    assert [family.tune for family in sweep.families] == [{"local.lr": [0.5]}]
+    assert [family.tune for family in sweep.families] == [{"local.lr": [0.5]}] * 2
     assert sweep.config(sweep.points[0]).rounds == 1
 
     file.write_text(GOOD)

@@ -397,7 +397,7 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     if not noise:
         return []
     lines = []
-    for scale, rounds in [*asked, *((scale, None) for scale in more)]:
+    for scale, rounds in asked:
         # A federation that goes on for longer does so in proportion while this run is under way.
         rounds = played if rounds is None else max(1, round(rounds * played / config.rounds))
         epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)

@@ -105,7 +105,7 @@ def test_so_much_noise_that_it_cannot_be_sampled_is_refused() -> None:
     with pytest.raises(UserError, match="lower it below"):
         client(noise=1e9).bounding({}, {"delta": 10**6}, LAYOUT, 3)
     with pytest.raises(UserError, match="too little to be added"):
-        client(noise=1e-3, noise_at="clients").bounding({}, {"delta": 8}, LAYOUT, 1000)
+        client(noise=1e-4, noise_at="clients").bounding({}, {"delta": 8}, LAYOUT, 1000)
 
 
 def test_batch_norm_is_refused_with_its_replacement() -> None:

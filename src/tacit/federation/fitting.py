@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tacit.data import ArrayRecords, Dataset
+from tacit.engine.isolation import Pristine
 from tacit.errors import UserError
 from tacit.tasks import Task
 from tacit.tasks.answers import ask
@@ -48,18 +49,26 @@ def refuse_odd(dataset: Dataset, task: str) -> None:
 
 
 def refuse_mismatch(model: nn.Module, task: Task, dataset: Dataset) -> None:
-    """Ask a copy of the model about one record: it must understand it, and have an answer for every class."""
+    """Ask a copy of the model about one record: it must understand it, and have an answer for every class.
+
+    Whatever the copy shares with the model (a closure, say) is as it was before.
+    """
     batch = dataset.train.prepare(dataset.train.take(np.array([0])))
     trial = copy.deepcopy(model).eval()
+    before = Pristine({"model": trial})
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             answer = ask(trial, batch)
-        except Exception as error:
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # what odd shapes and types raise
             shown = {name: tuple(value.shape) for name, value in batch.items()}
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise UserError(
                 f"model: {type(model).__name__} cannot read a record of {dataset.name} ({shown}): {first}"
             ) from None
+        except Exception:  # what else its code may raise, it may have its reasons for
+            return
+        finally:
+            before.restore()
         plain = type(task).__name__ == "Classification" and answer.ndim == 2
         if plain and answer.shape[1] < dataset.classes:
             raise UserError(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
-import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -27,7 +26,7 @@ from torch import nn
 from tacit.data import Dataset, Records
 from tacit.data.identity import contents
 from tacit.errors import UserError
-from tacit.federation.files import write_atomically
+from tacit.federation.files import sealed, unsealed, write_atomically
 
 OBJECTS = "objects.json"
 TRAINED_BY = "_tacit_run"
@@ -79,7 +78,7 @@ def describe(**objects: Any) -> dict[str, Passed]:
 def write_passed(folder: Path, passed: Mapping[str, Passed]) -> None:
     """Write down what a run was given, also if that is nothing."""
     plain = {role: asdict(one) for role, one in passed.items()}
-    write_atomically(folder / OBJECTS, json.dumps(plain, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(folder / OBJECTS, sealed(plain, indent=1))
 
 
 def read_passed(folder: Path) -> dict[str, Passed] | None:
@@ -88,7 +87,7 @@ def read_passed(folder: Path) -> dict[str, Passed] | None:
     if not file.exists():
         return None
     try:
-        plain = json.loads(file.read_text(encoding="utf-8"))
+        plain = unsealed(file.read_text(encoding="utf-8"), indent=1)
         return {role: Passed(**facts) for role, facts in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be read ({error}); restore it") from None

@@ -11,6 +11,7 @@ from tacit.federation import checkpoint
 from tacit.federation.checkpoint import CONFIG, LINEAGE, VECTORS
 from tacit.federation.files import digest, unsealed_text
 from tacit.federation.lineage import read_lineage
+from tacit.federation.passed import OBJECTS, read_passed
 from tacit.federation.start import MODEL, read_weights
 from tacit.federation.statements import LEDGER, STATEMENT, read_ledger, read_statement
 from tacit.federation.tracking import metrics_lines
@@ -42,7 +43,7 @@ def refuse_changed_config(run: Path) -> None:
 
 def examine(run: Path) -> list[Finding]:
     """A finding on each file of a run that anything relies on."""
-    found = [_config(run), _lineage(run)]
+    found = [_config(run), _lineage(run), _objects(run)]
     if (run / LEDGER).exists() or (run / STATEMENT).exists():
         found += [_ledger(run), _statement(run)]
     found += _checkpoints(run)
@@ -69,6 +70,14 @@ def _lineage(run: Path) -> Finding:
     except UserError as error:
         return Finding(LINEAGE, str(error), "the run cannot go on, nor a private run start from it")
     return Finding(LINEAGE)
+
+
+def _objects(run: Path) -> Finding:
+    try:
+        read_passed(run)
+    except UserError as error:
+        return Finding(OBJECTS, str(error), "the run cannot go on without it")
+    return Finding(OBJECTS)
 
 
 def _ledger(run: Path) -> Finding:
