@@ -81,18 +81,6 @@ def test_a_folder_that_cannot_be_written_is_named(command) -> None:
     assert "file" in one_line(command("export", "run", "file/out"))
 
 
-DEVICE = Path("/dev/full")
-
-
-@pytest.mark.skipif(not DEVICE.exists(), reason="there is no /dev/full to play a full disk")
-def test_a_full_disk_is_one_line_and_loses_nothing(command) -> None:
-    Path("c.yaml").write_text(GOOD)
-    Path("run").mkdir()
-    Path("run/metrics.jsonl").symlink_to(DEVICE)
-    err = one_line(command("run", "c.yaml", "--out", "run"))
-    assert "No space left" in err or "cannot be written" in err or "Invalid argument" in err
-
-
 def broken(**changes: object) -> tacit.Dataset:
     return replace(blobs(), **changes)  # type: ignore[arg-type]
 

@@ -184,7 +184,7 @@ def test_a_resume_on_other_data_is_refused(config, privacy, change: str) -> None
         users[users == users[0]] = 77
     other = tacit.Dataset("blobs", tacit.ArrayRecords(x, y, users=users), data.test, 4, (1, 4, 4))
     before = Path("run", LEDGER).read_bytes()
-    with pytest.raises(tacit.UserError, match="protects other data|other records"):
+    with pytest.raises(tacit.UserError, match=r"protects other data|other records"):
         tacit.resume("run", dataset=other, rounds=5)
     assert Path("run", LEDGER).read_bytes() == before
     assert len(tacit.resume("run", dataset=data, rounds=5).metrics) == 5

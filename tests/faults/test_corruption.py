@@ -18,6 +18,10 @@ FLIPS = 60
 """Flips for each kind of run in the quick tests; `make torture` makes thousands."""
 
 
+FOR_A_PERSON = {"report.html", "result.json"}
+"""Files that nothing is made of."""
+
+
 def flip(file: Path, rng: random.Random) -> tuple[int, int] | None:
     """Flip one bit somewhere in a file; where, or None if it is empty."""
     content = bytearray(file.read_bytes())
@@ -32,7 +36,7 @@ def flip(file: Path, rng: random.Random) -> tuple[int, int] | None:
 def attack(kind: str, run: Path, scratch: Path, reference: dict, epsilon: float | None, rng) -> str:
     """Flip a bit of a run that is half done, then resume it; how that ended, if it is right."""
     folder = small.copy(run, scratch)
-    file = rng.choice([f for f in small.files(folder) if f.stat().st_size])
+    file = rng.choice([f for f in small.files(folder) if f.stat().st_size and f.name not in FOR_A_PERSON])
     where = f"{file.relative_to(folder)} at {flip(file, rng)}"
     noticed = any(finding.problem for finding in tacit.verify(folder))
     if epsilon is not None:
@@ -173,7 +177,7 @@ def test_verify_tells_what_is_damaged_and_what_can_be_saved(tmp_path: Path, caps
         return int(left.value.code or 0), " ".join(capsys.readouterr().out.split())
 
     code, out = verify()
-    assert (code, out.count("sound"), out.count("damaged")) == (0, 7, 0)
+    assert (code, out.count("sound"), out.count("damaged")) == (0, 8, 0)
     state = folder / "checkpoint" / "000003" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1] + b"\x01")
     code, out = verify()

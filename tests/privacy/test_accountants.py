@@ -14,7 +14,7 @@ from scipy import optimize, stats
 from tacit.errors import UserError
 from tacit.privacy import Charge, FixedSizeGaussian, Header, Ledger, Part, PoissonGaussian, epsilon
 from tacit.privacy.accountants import exceeds, pld_epsilon, rdp_epsilon
-from tacit.privacy.events import EVENTS, Event, Relation, plain_event, read_event
+from tacit.privacy.events import EVENTS, Event, MatrixRow, Relation, plain_event, read_event
 from tacit.privacy.events import event as register
 
 
@@ -193,7 +193,7 @@ def test_tiny_delta_falls_back_to_rdp() -> None:
 # --- events of every kind ---------------------------------------------------------------------------------
 
 
-ONE_OF_EACH: list[Event] = [PoissonGaussian(0.1, 1.0), FixedSizeGaussian(3, 40, 1.5)]
+ONE_OF_EACH: list[Event] = [PoissonGaussian(0.1, 1.0), FixedSizeGaussian(3, 40, 1.5), MatrixRow(4.0, 2.0)]
 
 
 def test_every_event_survives_being_written_down_and_somebody_knows_its_cost() -> None:
