@@ -254,12 +254,12 @@ class Known:
         self._seen: list[Any] = []
         self.names: dict[int, str] = {}
         """Storages by address: whose memory it is."""
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            self._add(tensor, name)  # first, so that they are called by their own names
         for name, part in module.named_modules():
             for key, value in vars(part).items():
                 for tensor in _inside(value, 2):
                     self._add(tensor, f"{name}.{key}" if name else key)
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            self._add(tensor, name)
 
     def _add(self, tensor: Tensor, name: str) -> None:
         if getattr(tensor, "_tacit", None) is None:
