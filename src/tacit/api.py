@@ -434,7 +434,13 @@ def _saved(config: Config, result: Result) -> Result:
     """A seed model is for others to start from: with its weights by name, beside its config."""
     mark(result.model, result.path)
     last = result.metrics[-1]["round"] if result.metrics else 0
-    write_ending(result.path, Ending(last, result.finished, result.stopped))
+    try:
+        write_ending(result.path, Ending(last, result.finished, result.stopped))
+    except OSError as error:
+        raise UserError(
+            f"{result.path}: the run is saved, but not how it ended ({error.strerror}); make room on the disk, "
+            "then `tacit resume` writes it down"
+        ) from None
     if result.metrics:
         try:
             write_page(rows([read_run(result.path)]), result.path / PAGE)
