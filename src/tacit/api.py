@@ -438,8 +438,8 @@ def _saved(config: Config, result: Result) -> Result:
         write_ending(result.path, Ending(last, result.finished, result.stopped))
     except OSError as error:
         raise UserError(
-            f"{result.path}: the run is saved, but not how it ended ({error.strerror}); make room on the disk, "
-            "then `tacit resume` writes it down"
+            f"{result.path}: the run is saved, but not how it ended ({error.strerror}); make room on the "
+            "disk, then `tacit resume` writes it down"
         ) from None
     if result.metrics:
         try:
