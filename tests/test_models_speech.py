@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from gradients_reference import assert_exact
 from torch import Tensor, nn
 
+from gradients_reference import assert_exact
 from tacit import models, tasks
 from tacit.errors import UserError
 from tacit.gradients import plain_gradient

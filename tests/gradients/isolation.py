@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from gradients_reference import lengths, record_gradients
 from torch import nn
 
+from gradients_reference import lengths, record_gradients
 from tacit.errors import UserError
 from tacit.gradients import Batch, ClippedGradient, Losses
 from tacit.vector import Flat

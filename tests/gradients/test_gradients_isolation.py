@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gradients_reference import close, record_gradients, squared_outputs
 from hostile import COUNTS, MEMORY, STEPS, Between
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from isolation import assert_isolated, measure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradients_reference import close, record_gradients, squared_outputs
 from tacit.errors import UserError
 from tacit.gradients import Batch, ClippedGradient, clipped, survey
 from tacit.models import build

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gradients_reference import assert_exact, close, lengths, squared_outputs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradients_reference import assert_exact, close, lengths, squared_outputs
 from tacit.gradients import Batch, ClippedGradient, Losses
 from tacit.gradients.proof import Known
 from tacit.gradients.rules import RULES

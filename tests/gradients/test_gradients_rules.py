@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradients_reference import assert_exact, squared_outputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from gradients_reference import assert_exact, squared_outputs
 
 sizes = st.integers(1, 6)
 batches = st.integers(1, 5)
