@@ -269,7 +269,7 @@ def test_a_write_past_every_counter_in_a_late_step_is_refused_before_a_release(
     monkeypatch.setattr(isolation, "KEPT", kept)
     settings = config(rounds=1, local={"steps": 4, "batch": 8, "lr": 0.1}, privacy=EXAMPLE)
     CALLS.clear()
-    with pytest.raises(UserError, match="'frozen' of the model (changes as records|is not trained, but)"):
+    with pytest.raises(UserError, match=r"'frozen' of the model (changes as records|is not trained, but)"):
         tacit.run(settings, "run", dataset=blobs(), model=Late(way, call=25))
     assert len(CALLS) >= 25 and not Path("run/checkpoint").exists()
     assert len(Path("run/ledger.jsonl").read_text().splitlines()) == 2  # what was charged stays charged

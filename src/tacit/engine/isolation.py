@@ -389,7 +389,7 @@ class _State(_Place):
 
 
 def _same_bytes(one: Tensor, two: Tensor) -> bool:
-    """Two tensors of as many bytes, compared as fast as memory is read: `torch.equal` takes ten times that."""
+    """Two tensors of as many bytes, as fast as memory is read; `torch.equal` takes ten times that."""
     size = one.numel()
     if one.device.type != "cpu":
         return torch.equal(one, two)
