@@ -1,4 +1,4 @@
-"""Twenty-eight architectures of transformers, all of our own models and all tasks: tiny, with uneven records."""
+"""Twenty-eight architectures of transformers, all our models and all tasks: tiny, with uneven records."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 def speech(b: int) -> Batch:
-    """Utterances of different lengths; the last has no transcript, and the one before is too short for its own."""
+    """Utterances of different lengths; the fourth is too short for its transcript, the fifth has none."""
     frames, lengths = torch.tensor([32, 24, 30, 4, 28])[:b], torch.tensor([4, 2, 3, 4, 0])[:b]
     inside = (torch.arange(32) < frames.unsqueeze(1)).unsqueeze(2)
     said = torch.randint(2, 6, (b, 4)) * (torch.arange(4) < lengths.unsqueeze(1))
@@ -206,7 +206,8 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
     "language": (ARCHITECTURES["gpt2-lm"][0], messages(4)),
     "multi-label": (lambda: build("mlp", shape=(5,), classes=4),
         {"x": torch.randn(4, 5), "y": torch.randint(0, 2, (4, 4))}),
-    "regression": (lambda: build("mlp", shape=(5,), classes=2), {"x": torch.randn(4, 5), "y": torch.randn(4, 2)}),
+    "regression": (lambda: build("mlp", shape=(5,), classes=2),
+        {"x": torch.randn(4, 5), "y": torch.randn(4, 2)}),
     "speech": (lambda: build("ctc_transformer", shape=(8,), classes=6, **HEARD), speech(5)),
     "token-classification": (Tagger, tagged(4)),
 }  # fmt: skip
