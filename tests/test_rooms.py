@@ -20,6 +20,7 @@ ORDER = [
     {"config"},
     {"report"},
     {"api"},
+    {"sweeps"},
     {"cli"},
     {"__main__"},
 ]

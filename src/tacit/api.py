@@ -56,7 +56,6 @@ from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statem
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
-from tacit.models.trained import Lora
 from tacit.models.weights import locate
 from tacit.privacy import Charge
 from tacit.privacy.accountants import epsilon
@@ -375,7 +374,7 @@ def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, parti
     if local is not None and local.is_dir():
         # Loading by name alone works where the base has the same outputs; else it goes along, with them.
         home = str(local.resolve()) if outputs(local) == dataset.classes else None
-    save_adapter(model, base, Lora(**section.lora.model_dump()), home or str(into / "base"), partial)
+    save_adapter(model, base, section.lora, home or str(into / "base"), partial)
     if home is None:
         save_model(base, how, partial / "base")
     return loading("peft", into, auto_class(model))

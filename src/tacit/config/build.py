@@ -24,20 +24,18 @@ from tacit.config.schema import (
     Natural,
     NoiseStatedOn,
     Server,
-    build_schedule,
 )
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
-from tacit.engine import DirectoryStates, Job, Local, Tune
+from tacit.engine import DirectoryStates, Job, Local
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
-from tacit.models.trained import Lora, adapt, train_only
-from tacit.optimizers import Within
-from tacit.privacy import MECHANISMS, Clip, FixedSize, Mechanism, Poisson, Sampling
+from tacit.models.trained import adapt, train_only
+from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
 LANGUAGE = "language"
@@ -117,7 +115,7 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
         if section.start is not None:
             start_from(model, section.start)
         if section.lora is not None:
-            adapt(model, Lora(**section.lora.model_dump()))
+            adapt(model, section.lora)
     refuse_tokens(model, dataset)
     if section.train is not None:
         train_only(model, section.train, adapted=section.lora is not None)
@@ -234,10 +232,8 @@ def build_local(config: Config, dataset: Dataset) -> Local:
                 "long it is; set local.batch"
             )
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
-    within = None if section.within is None else Within(**section.within.model_dump())
-    return Local(
-        batch, section.steps, section.epochs, section.weight_decay, section.clip, section.seconds, within
-    )
+    steps, epochs, decay = section.steps, section.epochs, section.weight_decay
+    return Local(batch, steps, epochs, decay, section.clip, section.seconds, section.within)
 
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
@@ -291,15 +287,15 @@ def build_settings(config: Config) -> Settings:
     return Settings(
         rounds=config.rounds,
         lr=config.local.lr,
-        lr_schedule=build_schedule(config.local.schedule, config.rounds),
+        lr_schedule=config.local.schedule.over(config.rounds),
         server_optimizer=config.server.optimizer,
         server_lr=config.server.lr,
-        server_schedule=build_schedule(config.server.schedule, config.rounds),
+        server_schedule=config.server.schedule.over(config.rounds),
         server_options=config.server.options,
         weighted=config.weights == "examples",
         evaluate_every=config.evaluate.every,
         evaluate_clients=config.evaluate.clients,
-        tune=None if config.evaluate.tune is None else Tune(**config.evaluate.tune.model_dump()),
+        tune=config.evaluate.tune,
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
         engine=config.engine,
@@ -343,7 +339,7 @@ def build_privacy(
     mechanism = MECHANISMS[kind](
         noise=1.0 if section.noise is None else section.noise,
         delta=section.delta,
-        clip=Clip(section.clip.bound, section.clip.per, section.clip.mode),
+        clip=section.clip,
         sampling=build_sampling(config, len(population)),
         epsilon=section.epsilon,
         entropy=section.entropy,
