@@ -253,6 +253,11 @@ def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
             "evaluate.layers: exact norms of protected clients' updates are outside any guarantee; leave it "
             "out, or set privacy.entropy to seed, which makes the run a simulation"
         )
+    if algorithm.needs_steps and privacy is not None and privacy.unit == "client" and not config.local.steps:
+        raise UserError(
+            f"local.epochs: {config.method.name} uses the number of local steps, which would tell of "
+            "the protected clients' sizes; set local.steps instead"
+        )
     if algorithm.needs_public and not config.data.public:
         raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
     if algorithm.personal_part and config.privacy is not None and config.privacy.unit == "example":

@@ -61,7 +61,7 @@ class _Round:
     local: Local
 
     @property
-    def travel(self) -> float:
+    def lr_sum(self) -> float:
         steps = public_steps(self.steps)
         if self.local.within is None:
             return self.lr * steps
