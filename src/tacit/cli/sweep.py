@@ -33,6 +33,7 @@ from rich.progress import (
 )
 
 from tacit.errors import Diverged, UserError
+from tacit.reading import read_bytes
 
 if TYPE_CHECKING:
     from tacit.config.sweep import Point, Sweep
@@ -58,9 +59,7 @@ class Task:
 
     def rounds_done(self) -> int:
         try:
-            return (
-                self.rounds if self.finished() else (self.folder / "metrics.jsonl").read_bytes().count(b"\n")
-            )
+            return self.rounds if self.finished() else read_bytes(self.folder / "metrics.jsonl").count(b"\n")
         except OSError:
             return 0
 

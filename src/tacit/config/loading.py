@@ -20,6 +20,7 @@ from tacit.config.methods import merged, with_preset
 from tacit.config.pretrain import expanded
 from tacit.config.schema import Config
 from tacit.errors import UserError
+from tacit.reading import read_text
 
 Key = tuple[str | int, ...]
 BASE = "base"
@@ -167,7 +168,7 @@ def read_values(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; `tacit run --help` shows how a config is named") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tacit.errors import UserError
+from tacit.reading import read_bytes
 from tacit.vector import Vectors
 
 NONE = -1
@@ -59,7 +60,7 @@ class MemoryStore:
 
     def digest(self, client: int, version: int) -> str:
         """A hash of a version's file, which must be there."""
-        return blake2b(self.file(client, version).read_bytes(), digest_size=16).hexdigest()
+        return blake2b(read_bytes(self.file(client, version)), digest_size=16).hexdigest()
 
     def sync(self, versions: Mapping[int, int]) -> None:
         """Force these versions, and their names, to the disk: a checkpoint is about to rely on them."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from tacit.engine import BUFFERS, MemoryStore
 from tacit.errors import UserError
 from tacit.federation.files import digest, sealed, sync, unsealed, write_atomically
+from tacit.reading import read_bytes, read_text
 from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
 
 VECTORS, FACTS = "state.safetensors", "state.json"
@@ -131,7 +132,7 @@ def newest(
 
 def read_facts(place: Path) -> Facts:
     """A checkpoint's manifest; ValueError if it is damaged or belongs elsewhere."""
-    facts = unsealed((place / FACTS).read_text(encoding="utf-8"))
+    facts = unsealed(read_text(place / FACTS))
     if int(place.name) != facts["round"]:
         raise ValueError(f"it is of round {facts['round']}")
     return facts
@@ -144,7 +145,7 @@ def belongings(run: Path) -> dict[str, str]:
     """
     found = {}
     if (run / CONFIG).exists():
-        lines = (run / CONFIG).read_text(encoding="utf-8").splitlines()
+        lines = read_text(run / CONFIG).splitlines()
         kept = [line for line in lines if not line.startswith(("rounds:", "#"))]
         found[CONFIG] = sha256("\n".join(kept).encode()).hexdigest()
     if (run / LINEAGE).exists():
@@ -166,7 +167,7 @@ def refuse_other_files(run: Path, facts: Facts) -> None:
 def metrics_match(file: Path, facts: Facts) -> bool:
     """Whether a run's metrics begin with those that a checkpoint was saved with."""
     saved = facts["metrics"]
-    kept = file.read_bytes()[: saved["bytes"]]
+    kept = read_bytes(file)[: saved["bytes"]]
     return bool(len(kept) == saved["bytes"] and sha256(kept).hexdigest() == saved["sha256"])
 
 
