@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -109,6 +110,13 @@ def parse(text: str) -> tuple[Any, yaml.Node | None]:
     """
     if len(text) > LONGEST:
         raise yaml.YAMLError(f"more than {LONGEST:,} characters")
+    values, node = _parsed(text)
+    return _copy(values), node
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> tuple[Any, yaml.Node | None]:
+    """One command reads a run's config several times, and PyYAML takes longer than all the rest of that."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()

@@ -133,9 +133,27 @@ def newest(
 def read_facts(place: Path) -> Facts:
     """A checkpoint's manifest; ValueError if it is damaged or belongs elsewhere."""
     facts = unsealed(read_text(place / FACTS))
+    _refuse_odd(facts)
     if int(place.name) != facts["round"]:
         raise ValueError(f"it is of round {facts['round']}")
     return facts
+
+
+def _refuse_odd(facts: Facts) -> None:
+    """ValueError for a manifest that holds what no manifest does, though its hash is right."""
+    kinds = {"round": int, "sha256": str, "memory": dict, "states": dict, "belongs": dict, "optimizer": dict,
+             "metrics": dict, "mechanism": dict, "spending": dict}  # fmt: skip
+    inner = {"memory": int, "states": str, "belongs": str}
+    known = {"metrics": {"bytes": int, "sha256": str}, "spending": {"charges": int, "head": str}}
+    for name, kind in kinds.items():
+        value = facts.get(name, kind())
+        odd = type(value) is not kind
+        odd = odd or (name in inner and any(type(v) is not inner[name] for v in value.values()))
+        odd = odd or (name in ("memory", "states") and not all(map(str.isdecimal, value)))
+        if not odd and name in known and value:
+            odd = {key: type(v) for key, v in value.items()} != known[name]
+        if odd:
+            raise ValueError(f"{name} is not what a checkpoint has there")
 
 
 def belongings(run: Path) -> dict[str, str]:

@@ -45,7 +45,7 @@ def read_lineage(folder: Path) -> tuple[Identity, list[Ancestor]]:
     try:
         plain = unsealed(read_text(folder / LINEAGE))
         return Identity.from_json(plain["data"]), [_read(ancestor) for ancestor in plain["ancestors"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{folder / LINEAGE} cannot be read ({error}); restore it") from None
 
 

@@ -62,7 +62,7 @@ def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
         mechanism = read_mechanism(made_from["mechanism"])
         population = int(made_from["population"])
         warnings = [str(warning) for warning in made_from.get("warnings", ())]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{file} is damaged ({error}); resume the run to have it written anew") from None
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):

@@ -421,7 +421,7 @@ def _read_charge(plain: dict[str, Any]) -> Charge:
         raise ValueError(f"unknown keys {plain.keys()}")
     if carried is not None:
         kinds = {"ledger": str, "head": str, "rounds": int}
-        if carried.keys() != kinds.keys():
+        if _typed(carried, dict).keys() != kinds.keys():
             raise ValueError(f"carried has {kinds.keys()}")
         carried = Carried(**{name: _typed(carried[name], kind) for name, kind in kinds.items()})
     return Charge(number, parts, truncated, carried)
@@ -435,14 +435,14 @@ def _plain_part(part: Part) -> dict[str, Any]:
 
 
 def _read_part(plain: Mapping[str, Any]) -> Part:
-    if plain.keys() - {"clients"} != {"event", "steps"}:
+    if _typed(plain, dict).keys() - {"clients"} != {"event", "steps"}:
         raise ValueError(f"a part has an event, steps and perhaps clients, not {plain.keys()}")
     steps, clients = _typed(plain["steps"], int), plain.get("clients")
     if steps < 0:
         raise ValueError("steps are counted from 0")
     if "clients" in plain:
         clients = tuple(_typed(client, int) for client in _typed(clients, list))
-    return Part(read_event(plain["event"]), steps, clients)
+    return Part(read_event(_typed(plain["event"], dict)), steps, clients)
 
 
 def _typed(value: Any, kind: type) -> Any:

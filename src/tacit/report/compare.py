@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from tacit.config.loading import parse
 from tacit.config.methods import METHODS
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
@@ -165,7 +166,7 @@ def read_run(folder: Path) -> Run:
     file = folder / CONFIG
     refuse_changed_config(folder)
     try:
-        config = yaml.safe_load(read_text(file))
+        config, _ = parse(read_text(file))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read ({first(error)}); restore it, or leave the run out") from None
     if not isinstance(config, dict):
