@@ -6,7 +6,7 @@ torch and tacit are imported once; every run that is attacked is a fork of this 
 command's own entry point. Some are true processes, and some have a pool of workers. After a chain of attacks
 the run must be finished by an ordinary resume, with the model of a run that was left alone (without privacy),
 no charge missing (with it), no traceback, nothing left behind. What does not hold is printed with what it
-takes to do it again (`--again "chain 17" --seed 1`), and makes the exit code 1. Counts are printed every minute.
+takes to do it again (`--again "chain 17" --seed 1`), and makes the exit code 1. Counts come every minute.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ TARGETS = {
     "corruptions": 20_000,
     "fuzzed inputs": 50_000,
     "hostile clients": 200,
-    "pool runs": 20,
-    "processes": 20,
+    "pool runs": 15,
+    "processes": 15,
 }
 """How many of each are made, relative to each other: an hour of one core should reach all of them."""
 BATCH = {"corruptions": 100, "fuzzed inputs": 250, "hostile clients": 50}
@@ -134,6 +134,10 @@ class Torture:
 
         self._done(forked(play))
         self.operations[kind, False], self.reference[kind] = faults.seen, small.vectors(whole)
+        if self.private(kind):
+            first = read_ledger(whole).charges[0].parts[0].event
+            for count in range(1, 15):  # known to all forks from here on
+                epsilon({first: count}, read_ledger(whole).header.delta)
         for folder, seed in ((half, 0), (other, 7)):
             # Stopped as a person would, by SIGTERM, after the second round.
             small.recipe(kind, self.scratch / "half.yaml", ROUNDS, seed=seed)
@@ -145,9 +149,6 @@ class Torture:
         self.operations[kind, True] = faults.seen
         if self.private(kind):
             self.epsilon[kind] = read_statement(half).epsilon
-            event, delta = read_ledger(half).charges[0].parts[0].event, read_ledger(half).header.delta
-            for count in range(1, 15):  # known to all forks from here on
-                epsilon({event: count}, delta)
 
     @staticmethod
     def _done(end: End, code: int = 0) -> None:
