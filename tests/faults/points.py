@@ -16,7 +16,7 @@ ERRORS = ("ENOSPC", "EIO", "short", "full")
 CALLS = ("open", "write", "fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "ftruncate",
          "posix_fallocate", "chmod", "save_file")  # fmt: skip
 GROWS = ("write", "save_file", "mkdir", "posix_fallocate", "link")
-SAVES = ("tacit.federation.checkpoint", "tacit.engine.memory")
+SAVES = ("tacit.federation.checkpoint", "tacit.engine.states")
 NEVER = 1 << 30
 
 

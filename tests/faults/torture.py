@@ -442,7 +442,7 @@ class Torture:
         outcome = "client, refused"
         try:
             order = Order(0, 0.1, 1, bounding=bounding)
-            total, _ = self.engine.sum(order, {"theta": self.theta}, [Visit(0, -1)])
+            total, _ = self.engine.sum(order, {"theta": self.theta}, [Visit(0)])
         except ClientError:
             pass
         else:

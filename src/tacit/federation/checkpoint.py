@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tacit.engine import BUFFERS, MemoryStore
+from tacit.engine import BUFFERS, ClientStates
+from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation.files import digest, sealed, sync, unsealed, write_atomically
 from tacit.reading import read_bytes, read_text
@@ -76,7 +77,7 @@ def _remove(place: Path) -> None:
 
 def tidy(run: Path) -> None:
     """Remove what a killed run was just writing. Only for who holds the run's lock."""
-    for left in [*run.glob("*.partial"), *run.glob("ledger.jsonl.*"), *run.glob("memory/**/*.partial")]:
+    for left in [*run.glob("*.partial"), *run.glob("ledger.jsonl.*"), *run.glob(f"{STATES}/**/*.partial")]:
         left.unlink(missing_ok=True)
     for left in run.glob("checkpoint/*.partial"):
         shutil.rmtree(left, ignore_errors=True)
@@ -141,15 +142,15 @@ def read_facts(place: Path) -> Facts:
 
 def _refuse_odd(facts: Facts) -> None:
     """ValueError for a manifest that holds what no manifest does, though its hash is right."""
-    kinds = {"round": int, "sha256": str, "memory": dict, "states": dict, "belongs": dict, "optimizer": dict,
+    kinds = {"round": int, "sha256": str, "versions": dict, "states": dict, "belongs": dict, "optimizer": dict,
              "metrics": dict, "mechanism": dict, "spending": dict}  # fmt: skip
-    inner = {"memory": int, "states": str, "belongs": str}
+    inner = {"versions": str, "states": str, "belongs": str}
     known = {"metrics": {"bytes": int, "sha256": str}, "spending": {"charges": int, "head": str}}
     for name, kind in kinds.items():
         value = facts.get(name, kind())
         odd = type(value) is not kind
         odd = odd or (name in inner and any(type(v) is not inner[name] for v in value.values()))
-        odd = odd or (name in ("memory", "states") and not all(map(str.isdecimal, value)))
+        odd = odd or (name in ("versions", "states") and not all(map(str.isdecimal, value)))
         if not odd and name in known and value:
             odd = {key: type(v) for key, v in value.items()} != known[name]
         if odd:
@@ -189,15 +190,12 @@ def metrics_match(file: Path, facts: Facts) -> bool:
     return bool(len(kept) == saved["bytes"] and sha256(kept).hexdigest() == saved["sha256"])
 
 
-def check_states(store: MemoryStore, facts: Facts) -> None:
+def check_states(states: ClientStates, facts: Facts) -> None:
     """ValueError if a client's state is not the one that a checkpoint was saved with."""
     known = facts.get("states", {})
-    for client, version in facts.get("memory", {}).items():
-        file = store.file(int(client), version)
-        if not file.exists():
-            raise ValueError(f"{file} is missing")
-        if store.digest(int(client), version) != known[client]:
-            raise ValueError(f"{file} is not the state that was saved")
+    for client, version in facts.get("versions", {}).items():
+        if states.digest(int(client), version) != known[client]:
+            raise ValueError(f"client {client}: {version} is not the state that was saved")
 
 
 def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> None:
