@@ -327,6 +327,8 @@ def export(
     config = _config(folder)
     if into.exists():
         raise UserError(f"{into} exists already; choose another folder")
+    # Whatever may refuse comes before anything is made.
+    run, said = read_run(folder), read_statement(folder) if config.privacy is not None else None
     given = {"model": model, "algorithm": algorithm}
     refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "export")
     given_model = model is not None
@@ -343,8 +345,7 @@ def export(
         for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes along, and what it was trained on
             if (folder / name).exists():
                 shutil.copyfile(folder / name, partial / name)
-        said = read_statement(folder) if config.privacy is not None else None
-        text = card(read_run(folder), said, dataset.label_names, how_to, config.model.hub)
+        text = card(run, said, dataset.label_names, how_to, config.model.hub)
         write_atomically(partial / "README.md", text)
         partial.rename(into)
     except OSError as error:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +23,7 @@ from tacit.config.methods import merged, with_preset
 from tacit.config.pretrain import expanded
 from tacit.config.schema import Config
 from tacit.errors import UserError
+from tacit.reading import read_text
 
 Key = tuple[str | int, ...]
 BASE = "base"
@@ -110,6 +112,13 @@ def parse(text: str) -> tuple[Any, yaml.Node | None]:
     """
     if len(text) > LONGEST:
         raise yaml.YAMLError(f"more than {LONGEST:,} characters")
+    values, node = _parsed(text)
+    return _copy(values), node
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> tuple[Any, yaml.Node | None]:
+    """One command reads a run's config several times, and PyYAML takes longer than all the rest of that."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -169,7 +178,7 @@ def read_values(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; `tacit run --help` shows how a config is named") from None
     except (OSError, UnicodeDecodeError) as error:

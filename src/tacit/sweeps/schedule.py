@@ -27,6 +27,7 @@ from tacit.engine.kinds import cores
 from tacit.errors import Diverged, UserError
 from tacit.federation import read_metrics
 from tacit.federation.checkpoint import CONFIG
+from tacit.reading import read_bytes
 from tacit.report.compare import differences
 from tacit.tasks import headline
 
@@ -50,9 +51,7 @@ class Task:
 
     def rounds_done(self) -> int:
         try:
-            return (
-                self.rounds if self.finished() else (self.folder / "metrics.jsonl").read_bytes().count(b"\n")
-            )
+            return self.rounds if self.finished() else read_bytes(self.folder / "metrics.jsonl").count(b"\n")
         except OSError:
             return 0
 
