@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from tacit import randomness
 from tacit.engine import BUFFERS, Engine, InProcess, Job, Local, MemoryStore, Order, Pool, Report, Tune, Visit
+from tacit.engine.contract import ignore
 from tacit.engine.memory import NONE
 from tacit.engine.work import public_steps
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.layers import layer_statistics, server_statistics
+from tacit.federation.measures import own_accuracies, seen, withheld
 from tacit.federation.room import Room
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SPENT
@@ -332,6 +334,7 @@ class Federation:
         bounding = mechanism.bounding(state, self.job.upload_sizes, self.layout, len(cohort))
         order, message = self._order(attempt, bounding), self._message()
         visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in cohort]
+        tests = own_accuracies(engine, self.job.privacy, message, visits)
         # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released:
         # before the clients start where what they send is already a release, else before the sum gets its
         # noise.
@@ -349,12 +352,16 @@ class Federation:
         arrivals = _arrivals(reports, bounding)
         exact = self._mean_before_noise(total, bounding) if self.job.layers else None
         mean, self._mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
+        private: Record = {}
+        if self.job.privacy is not None:
+            private = self.job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
         if exact is not None and mean is not None:
             self._server_layers = server_statistics(self.layout, exact, mean["delta"])
         if mean is not None:
             self._step(mean, order.lr)
         # 8. What is kept and told.
-        return self._finish_round(engine, order.lr, message, reports, start) | _clipped(reports, bounding)
+        told = withheld(self.job.privacy, self._exact(message, reports) | _clipped(reports, bounding))
+        return self._finish_round(engine, order.lr, reports, told | private, start)
 
     def _mean_before_noise(self, total: Vectors, bounding: Bounding | None) -> Tensor:
         """The mean bounded update, as the noise will find it (with whatever noise the clients made
@@ -378,7 +385,7 @@ class Federation:
         )
 
     def _finish_round(
-        self, engine: Engine, lr: float, message: Vectors, reports: Sequence[Report], start: float
+        self, engine: Engine, lr: float, reports: Sequence[Report], told: Record, start: float
     ) -> Record:
         settings = self.settings
         for report in reports:
@@ -386,7 +393,7 @@ class Federation:
                 self.memory[report.client] = self.round
                 self._unsaved.add(report.client)
         self.round += 1
-        self._unrecorded = record = self._record(lr, message, reports)
+        self._unrecorded = record = {"round": self.round, "lr": lr} | told | self._public_facts()
         self._between_rounds = True
         if self.round % settings.evaluate_every == 0 or self.round == settings.rounds:
             record |= engine.evaluate(self._message())
@@ -425,9 +432,10 @@ class Federation:
                 f"number; {saved} in {self.folder}. Lower local.lr or set local.clip, then start again"
             )
 
-    def _record(self, lr: float, message: Vectors, reports: Sequence[Report]) -> Record:
+    def _exact(self, message: Vectors, reports: Sequence[Report]) -> Record:
+        """Exact numbers about the round's clients, for the researcher."""
         finite = [r for r in reports if r.finite]
-        record: Record = {"round": self.round, "lr": lr, "clients": len(finite)}
+        record: Record = {"clients": len(finite)}
         if finite:
             steps = sum(r.steps for r in finite)
             record["train_loss"] = sum(r.loss * r.steps for r in finite) / max(steps, 1)
@@ -444,9 +452,12 @@ class Federation:
             record["skipped"] = sorted(r.client for r in reports if not r.finite)
         record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in message.values())
         record["bytes_up"] = 4 * len(reports) * sum(self.job.upload_sizes.values())
-        if "bound" in self._mechanism_state:
-            record["clip"] = self._mechanism_state["bound"]
-        return record | self.spending.facts(final=self.round == self.settings.rounds)
+        return record
+
+    def _public_facts(self) -> Record:
+        """What was released anyway, or follows from it."""
+        clip = {"clip": self._mechanism_state["bound"]} if "bound" in self._mechanism_state else {}
+        return clip | self.spending.facts(final=self.round == self.settings.rounds)
 
     def _evaluate_clients(self, engine: Engine, prefix: str, tune: Tune | None) -> Record:
         count = min(self.settings.evaluate_clients, len(self.job.population))
@@ -461,6 +472,9 @@ class Federation:
         return {f"{prefix}_{name}": sum(r[name] for r in results) / len(results) for name in names}
 
     def _progress(self, cohort: int) -> Callable[[int], None]:
+        if self._protects_clients and self.job.privacy is not None and self.job.privacy.withholds:
+            return ignore  # how many take part is exact, too
+
         def tell(done: int) -> None:
             for tracker in self.trackers:
                 tracker.clients(done, cohort)
