@@ -191,3 +191,36 @@ def test_a_round_played_again_gets_fresh_noise() -> None:
     first, second = (named.measure(cohort, [], {}, 3, attempt, workload) for attempt in (0, 1))
     assert first["private_clients"] != second["private_clients"]
     assert first == named.measure(cohort, [], {}, 3, 0, workload)
+
+
+def test_the_plan_says_what_they_cost(config) -> None:
+    import json
+
+    from typer.testing import CliRunner
+
+    from tacit.cli.app import app
+
+    privacy = {"unit": "client", "clip": 0.5, "epsilon": 3.0, "delta": 1e-3}
+    plain = tacit.plan(config(privacy=privacy), dataset=blobs())
+    found = tacit.plan(config(privacy={**privacy, "metrics": {"share": 0.2}}), dataset=blobs())
+    assert plain["metrics"] is None and plain["noise"] == found["noise"]
+    told = found["metrics"]
+    assert told["epsilon_without"] < found["epsilon"] <= 3.0
+    assert told["update_noise"] ** -2 + told["noise"] ** -2 == pytest.approx(found["noise"] ** -2)
+    ask = [
+        "plan",
+        "--epsilon",
+        "1",
+        "--rate",
+        "0.05",
+        "--rounds",
+        "200",
+        "--delta",
+        "1e-3",
+        "--metrics",
+        "0.1",
+    ]
+    done = CliRunner().invoke(app, [*ask, "--json"])
+    split = json.loads(done.stdout)
+    assert split["update_noise"] == pytest.approx(split["noise"] / 0.9**0.5)
+    assert "private metrics: together" in CliRunner().invoke(app, ask).stdout

@@ -247,6 +247,10 @@ class Mechanism(Aggregation):
         """
         return {}
 
+    def without_metrics(self) -> Self:
+        """The same noise on everything else, and no private metrics: what they cost is the difference."""
+        return replace(self, metrics=None)
+
     @property
     def _not_covered(self) -> tuple[str, ...]:
         exact = "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact"

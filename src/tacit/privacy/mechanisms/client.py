@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from tacit.errors import UserError
 from tacit.privacy.bits import Ids
@@ -171,6 +171,11 @@ class ClientLevel(Mechanism):
         return self.metrics.release(cohort, tests, self.clipping_norm(state), expected, self.noise, bits)
 
     # --- what a person is told --------------------------------------------------------------------------
+
+    def without_metrics(self) -> Self:
+        return (
+            self if self.metrics is None else replace(self, metrics=None, noise=self.metrics.rest(self.noise))
+        )
 
     def warnings(self, workload: Workload) -> list[str]:
         return self._loose_delta(workload.population, "clients")

@@ -40,6 +40,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 import torch
@@ -224,6 +225,9 @@ class Correlated(ClientLevel):
             )
 
     # --- what a person is told --------------------------------------------------------------------------
+
+    def without_metrics(self) -> Self:
+        return replace(self, metrics=None)
 
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
         plain = super().describe(population, epsilon, worst)
