@@ -57,7 +57,7 @@ from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
-from tacit.privacy import Charge
+from tacit.privacy import Charge, Mechanism, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
 from tacit.privacy.statement import Statement
@@ -263,7 +263,22 @@ def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
         "parameters": job.layout.shared,
         "signal_to_noise": strength if mechanism.unit == "client" else None,
         "simulation": mechanism.simulated,
+        "metrics": _metrics_cost(mechanism, job.workload, config.rounds),
         "warnings": mechanism.warnings(job.workload),
+    }
+
+
+def _metrics_cost(mechanism: Mechanism, workload: Workload, rounds: int) -> dict[str, float] | None:
+    """The noise of private metrics, and ε as it would be without them and with the same noise on updates."""
+    if mechanism.metrics is None or mechanism.unit == "example":
+        return None
+    alone = mechanism.without_metrics()
+    spends = alone.planned(workload, rounds, alone.noise)
+    return {
+        "share": mechanism.metrics.share,
+        "noise": mechanism.metrics.noise(mechanism.noise),
+        "update_noise": alone.noise,
+        "epsilon_without": max(epsilon(spend, alone.delta).value for spend in spends),
     }
 
 

@@ -35,7 +35,7 @@ from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.trained import adapt, train_only
-from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampling
+from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Metrics, Poisson, Sampling
 from tacit.tasks import Task
 
 LANGUAGE = "language"
@@ -258,12 +258,29 @@ def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
             f"local.epochs: {config.method.name} uses the number of local steps, which would tell of "
             "the protected clients' sizes; set local.steps instead"
         )
+    if privacy is not None and privacy.metrics is not None and privacy.entropy == "os":
+        _refuse_exact(config)
     if algorithm.needs_public and not config.data.public:
         raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
     if algorithm.personal_part and config.privacy is not None and config.privacy.unit == "example":
         raise UserError(
             f"privacy.unit: {config.method.name} trains a personal part in a pass of its own, which example-"
             "level accounting does not cover; use unit: client"
+        )
+
+
+def _refuse_exact(config: Config) -> None:
+    """Other ways to exact numbers about protected records, where private metrics were asked for."""
+    assert config.privacy is not None
+    if config.evaluate.clients:
+        instead = ", set privacy.metrics.accuracy" if config.privacy.unit == "client" else ""
+        raise UserError(
+            f"evaluate.clients: with privacy.metrics nothing exact is told of clients; leave it out{instead}"
+        )
+    if config.evaluate.split == "validation" and config.data.validation:
+        raise UserError(
+            "evaluate.split: with privacy.metrics nothing exact is told of clients, and the validation "
+            "records are theirs; judge by the test set"
         )
 
 
@@ -341,6 +358,12 @@ def build_privacy(
             "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
             "level each client noises its own gradients: leave them out, or set unit: client"
         )
+    metrics = None if section.metrics is None else Metrics(**section.metrics.model_dump())
+    if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):
+        raise UserError(
+            "privacy.metrics.accuracy: it is of whole clients on test records of their own; set unit: client "
+            "and data.holdout to 0.1, or leave it out"
+        )
     mechanism = MECHANISMS[kind](
         noise=1.0 if section.noise is None else section.noise,
         delta=section.delta,
@@ -348,6 +371,7 @@ def build_privacy(
         sampling=build_sampling(config, len(population)),
         epsilon=section.epsilon,
         entropy=section.entropy,
+        metrics=metrics,
         **options,
     )
     if section.noise is None:

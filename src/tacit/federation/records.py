@@ -8,6 +8,7 @@ import numpy as np
 
 from tacit.engine import Report
 from tacit.federation.layers import layer_statistics
+from tacit.federation.measures import withheld
 from tacit.federation.round import Outcome
 from tacit.federation.server import Server
 from tacit.federation.tracking import Record
@@ -15,10 +16,20 @@ from tacit.privacy import Bounding
 
 
 def record_of(server: Server, outcome: Outcome) -> Record:
-    """The record of the round that the server has just finished, before anything is evaluated."""
-    reports, order, job = outcome.reports, outcome.order, server.job
+    """The record of the round that the server has just finished, before anything is evaluated.
+
+    Exact numbers about its clients are for the researcher; a deployment has private ones in their place.
+    """
+    told = withheld(server.job.privacy, _exact(server, outcome)) | outcome.measured
+    state = server.mechanism_state
+    clip = {"clip": state["bound"]} if "bound" in state else {}
+    return {"round": server.round, "lr": outcome.order.lr} | told | clip
+
+
+def _exact(server: Server, outcome: Outcome) -> Record:
+    reports, job = outcome.reports, server.job
     finite = [r for r in reports if r.finite]
-    record: Record = {"round": server.round, "lr": order.lr, "clients": len(finite)}
+    record: Record = {"clients": len(finite)}
     if finite:
         steps = sum(r.steps for r in finite)
         record["train_loss"] = sum(r.loss * r.steps for r in finite) / max(steps, 1)
@@ -35,9 +46,7 @@ def record_of(server: Server, outcome: Outcome) -> Record:
         record["skipped"] = sorted(r.client for r in reports if not r.finite)
     record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in outcome.message.values())
     record["bytes_up"] = 4 * len(reports) * sum(job.upload_sizes.values())
-    if "bound" in server.mechanism_state:
-        record["clip"] = server.mechanism_state["bound"]
-    return record | _clipped(reports, order.bounding)
+    return record | _clipped(reports, outcome.order.bounding)
 
 
 def _clipped(reports: Sequence[Report], bounding: Bounding | None) -> Record:

@@ -161,6 +161,8 @@ class Federation:
         self.spending.record(charge)
 
     def _progress(self, done: int, cohort: int) -> None:
+        if self.server.protects_clients and self.job.privacy is not None and self.job.privacy.withholds:
+            return  # how many take part is exact, too
         for tracker in self.trackers:
             tracker.clients(done, cohort)
 

@@ -22,6 +22,7 @@ from tacit.privacy.mechanisms import (
     Unprotected,
     Workload,
 )
+from tacit.privacy.metrics import Metrics, Seen
 from tacit.privacy.sampling import FixedSize, Poisson, Sampling
 from tacit.privacy.statement import Statement, make_statement
 
@@ -50,11 +51,13 @@ __all__ = [
     "Ledger",
     "MatrixRow",
     "Mechanism",
+    "Metrics",
     "Observer",
     "Part",
     "Poisson",
     "PoissonGaussian",
     "Sampling",
+    "Seen",
     "Statement",
     "Unprotected",
     "Workload",

@@ -93,9 +93,10 @@ class BandedNoise(Correlated):
         return self.sampling.expected(population) if self.amplified else super().expected(population)
 
     def turn(self, noise: float | None = None) -> PoissonGaussian:
-        """What one turn of all groups costs a client, with Poisson cohorts."""
+        """What one turn of all groups costs a client, with Poisson cohorts: its column, and its metrics."""
         assert isinstance(self.sampling, Poisson) and self.bands is not None
-        length = math.sqrt(math.fsum(c * c for c in Banded.square_root(self.bands).column)) * (1 + 1e-12)
+        column = Banded.square_root(self.bands).column
+        length = math.sqrt(math.fsum([*(c * c for c in column), self.measured])) * (1 + 1e-12)
         rate = min(1.0, self.sampling.rate * self.bands)
         return PoissonGaussian(rate, (self.noise if noise is None else noise) / length)
 

@@ -56,7 +56,6 @@ from tacit.privacy.gaussian import for_each_stretch
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
-    NOT_COVERED,
     Arrivals,
     Description,
     Mechanism,
@@ -265,10 +264,17 @@ class ExampleLevel(Mechanism):
                 ),
             ),
             not_covered=(
-                *NOT_COVERED,
+                *self._not_covered,
                 "how many records a client has, and which clients took part: both count as public",
                 "a person with several records: protection weakens with their number",
                 "what a model draws with randint, randperm or multinomial, or on an accelerator: all other "
                 "masks of records are the cipher's",
+            ),
+            metrics=""
+            if self.metrics is None
+            else (
+                "Metrics: what is told of a round (norms of uploads, which of them were not finite, what a "
+                "method notes) is made of private gradients, and costs nothing more. Losses are exact, and "
+                "not told."
             ),
         )
