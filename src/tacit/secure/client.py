@@ -19,8 +19,8 @@ Why a lying server learns one sum of at least t uploads or nothing (complete gra
    pairs of honest survivors stay secret, and a sum of y's shows something only if they cancel in it.
 3. Let T be the honest clients who signed: |T| ≥ t − c, and each masked itself with all of P. Another honest
    survivor i may have been told of other participants; it demanded t of them, itself included, so t − c
-   honest ones. These and T together are more than the n − c honest clients there are, so one of T is among them:
-   i shares a pair with it, and their uploads show up together or not at all. So do those of T.
+   honest ones. These and T together are more than the n − c honest clients there are, so one of T is among
+   them: i shares a pair with it, and their uploads show up together or not at all. So do those of T.
 
 A refusal ends the client's part in the round, and its secrets are forgotten: a server cannot try twice.
 """
@@ -210,7 +210,7 @@ def _checked(vector: NDArray[np.int64], terms: Terms) -> NDArray[np.int64]:
     """Refuse an upload of another shape, or one that would not survive the way there and back."""
     if vector.dtype != np.int64 or vector.shape != (terms.length,):
         raise Refused(f"an upload is {terms.length:,} whole numbers, not {vector.shape} of {vector.dtype}")
-    most = (1 << terms.bits - 1) - 1
-    if terms.length and (int(vector.max()) > most or int(vector.min()) < -most):
+    most = 1 << terms.bits - 1
+    if int(vector.max()) >= most or int(vector.min()) < -most:
         raise Refused(f"an upload has a number that {terms.bits} bits cannot hold; nothing was sent")
     return vector
