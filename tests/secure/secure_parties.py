@@ -1,4 +1,4 @@
-"""Clients and a server of secure aggregation for tests, and a round that any of them may leave at any time."""
+"""Clients and a server of secure aggregation for tests, and a round that any of them may leave."""
 
 from __future__ import annotations
 

@@ -72,6 +72,8 @@ class Arrivals:
     """Those whose norm was within the clipping norm in force."""
     weight: float = 0.0
     """The sum of their weights."""
+    missing: int = 0
+    """Those of whom nothing came, not even a share of the noise (secure aggregation)."""
 
 
 @dataclass(frozen=True)
