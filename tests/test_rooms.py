@@ -8,7 +8,7 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "randomness"},
+    {"errors", "randomness", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},
