@@ -31,6 +31,7 @@ from tacit.engine import (
     Tune,
     Visit,
 )
+from tacit.engine.secure import Secured
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.errors import Diverged, UserError
@@ -49,6 +50,7 @@ from tacit.privacy import (
     Bounding,
     Charge,
     Sampling,
+    SecureSum,
     Unprotected,
     refuse_batch_norm,
     refuse_weights,
@@ -298,7 +300,9 @@ class Federation:
 
     def _engine(self) -> Engine:
         cohort = math.ceil(self.mechanism.expected(len(self.job.population)))
-        return self.settings.engine.open(self.job, self._message(), cohort, self._charge_again)
+        engine = self.settings.engine.open(self.job, self._message(), cohort, self._charge_again)
+        privacy = self.job.privacy
+        return Secured(engine, self.job, privacy) if isinstance(privacy, SecureSum) else engine
 
     def _charge_again(self, visits: Sequence[Visit]) -> None:
         """Clients are about to be played a second time in this round, since their worker was lost.
@@ -309,13 +313,14 @@ class Federation:
         """
         if self.job.privacy is None or not self.mechanism.clients_release or self.job.privacy.simulated:
             return
-        charge = self.mechanism.charge(self.round, np.array([v.client for v in visits]), self.job.workload)
+        cohort = np.array([v.client for v in visits])
+        charge = self.mechanism.charge(self.round, cohort, self.job.workload)
         if not self.spending.affords(charge):
             raise UserError(
                 "a worker process was lost, and to play its clients again would exceed the privacy budget; "
                 f"the round was dropped, and round {self.round} is saved"
             )
-        self.spending.record(charge)
+        self.spending.record(charge, cohort)
 
     def _message(self) -> Vectors:
         message = self.job.algorithm.message(self.state)
@@ -342,17 +347,17 @@ class Federation:
         # before the clients start where what they send is already a release, else before the sum gets its
         # noise.
         if mechanism.clients_release:
-            spending.record(charge)
+            spending.record(charge, cohort)
         total, reports = engine.sum(order, message, visits, self._progress(len(visits)))
         if not self._protects_clients:
             # A stop is an answer too. Under a client's protection the round is played to its end: clients
             # who sent nothing of use count as zero, and the noise hides how many they were.
             self._refuse_if_none_finite(reports)
         if not mechanism.clients_release:
-            spending.record(charge)
+            spending.record(charge, cohort)
         # 6. The only way from uploads to the server, and 7. its step.
         self._between_rounds = False
-        arrivals = _arrivals(reports, bounding)
+        arrivals = _arrivals(reports, bounding, len(visits))
         exact = self._mean_before_noise(total, bounding) if self.job.layers else None
         mean, self._mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
         if exact is not None and mean is not None:
@@ -550,14 +555,15 @@ class Federation:
         self._spent = saved.facts[SPENT]
 
 
-def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:
+def _arrivals(reports: Sequence[Report], bounding: Bounding | None, drawn: int) -> Arrivals:
     """What the mechanism needs to know of the clients' reports."""
     norm = math.inf if bounding is None else bounding.bound.bound
     return Arrivals(
-        drawn=len(reports),
+        drawn=drawn,
         arrived=sum(report.finite for report in reports),
         within=sum(report.finite and report.norm <= norm for report in reports),
         weight=sum(report.weight for report in reports),
+        missing=drawn - len(reports),
     )
 
 

@@ -19,6 +19,7 @@ from tacit.privacy.mechanisms import (
     ExampleLevel,
     Mechanism,
     Observer,
+    SecureSum,
     Unprotected,
     Workload,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "Poisson",
     "PoissonGaussian",
     "Sampling",
+    "SecureSum",
     "Statement",
     "Unprotected",
     "Workload",

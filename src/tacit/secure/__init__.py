@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tacit.secure.client import Client
 from tacit.secure.identity import Roster
 from tacit.secure.messages import Agreement, Delivery, Keys, Survivors
-from tacit.secure.server import Server
+from tacit.secure.server import Server, Stage
 from tacit.secure.terms import Terms, bits_needed, least_threshold
 from tacit.secure.wire import Refused, decode, encode
 
@@ -43,6 +43,7 @@ __all__ = [
     "Refused",
     "Roster",
     "Server",
+    "Stage",
     "Survivors",
     "Terms",
     "bits_needed",

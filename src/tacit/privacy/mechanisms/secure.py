@@ -1,19 +1,19 @@
 """Client level under secure aggregation: clients make the noise, and the server sees no sum without it.
 
-Unit: one client with all its data. A cohort of m is drawn. Each client bounds its upload to norm C on the grid
-(Σk² ≤ 2²ᵇ, in whole numbers), adds a rounded Gaussian of variance (zΔ)²/(τm), and sends it under masks
-(`tacit.secure`). At least t = ⌈τm⌉ clients stay to the end or there is no sum, so every sum that the server sees
-has noise of at least z; the server adds the shares of those who dropped out, so what it publishes always has
-noise z/√τ, however many were drawn. Δ = 2ᵇ + √d/2: see `tacit.privacy.shares`, which has the theorem by which
-a sum of rounded Gaussians is as good as a rounded one.
+Unit: one client with all its data. A cohort of m is drawn. Each client bounds its upload to norm C on the
+grid (Σk² ≤ 2²ᵇ, in whole numbers), adds a rounded Gaussian of variance (zΔ)²/(τm), and sends it under masks
+(`tacit.secure`). At least t = ⌈τm⌉ clients stay to the end or there is no sum, so every sum that the server
+sees has noise of at least z; the server adds the shares of those who dropped out, so what it publishes
+always has noise z/√τ, however many were drawn. Δ = 2ᵇ + √d/2: see `tacit.privacy.shares`, which has the
+theorem by which a sum of rounded Gaussians is as good as a rounded one.
 
 Two numbers:
 
 - *outsiders* see models and not who took part: noise z, amplified by sampling, like any client-level run;
-- *the server* knows who took part, so nothing is amplified, and a share γ of the cohort may tell it their noise,
-  or make none. The honest among t leave (t − c)/(τm) ≥ 1 − γ/τ of the variance: a Gaussian mechanism with
-  noise z·√(1 − γ/τ) for each round that a client took part in. Neighbours here: what the client sent, or
-  zeros in its place (it is no secret from the server that it was there).
+- *the server* knows who took part, so nothing is amplified, and a share γ of the cohort may tell it their
+  noise, or make none. The honest among t leave (t − c)/(τm) ≥ 1 − γ/τ of the variance: a Gaussian mechanism
+  with noise z·√(1 − γ/τ) for each round that a client took part in. Neighbours here: what the client sent,
+  or zeros in its place (it is no secret from the server that it was there).
 
 >>> import numpy as np
 >>> from tacit.privacy import Clip, Poisson
@@ -173,12 +173,11 @@ class SecureSum(ClientLevel):
         )
         return replace(plain, noise=noise, observers=(models,), not_covered=covered)
 
-    def against_server(self, seen: float) -> Observer:
+    def against_server(self, epsilon: float | None) -> Observer:
         """The statement's second number: ε of the client that took part most often."""
-        return Observer(
-            f"the server, together with up to {self.colluding:.0%} of each cohort",
-            seen,
-            "It sees sums of masked uploads and who took part: the client that took part most often, without "
-            "amplification. Neighbours: what a client sent, or zeros in its place. In cohorts beyond 128 the "
-            "server must follow the protocol; in smaller ones it may also lie.",
+        why = (
+            "It sees sums of masked uploads, and who took part. The client that took part most often in this "
+            "run, without amplification; neighbours: what a client sent, or zeros in its place. In cohorts "
+            "beyond 128 the server must follow the protocol; in smaller ones it may also lie."
         )
+        return Observer(f"the server, with up to {self.colluding:.0%} of each cohort", epsilon, why)
