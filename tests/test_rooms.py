@@ -12,6 +12,7 @@ ORDER = [
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},
+    {"secure"},
     {"algorithms"},
     {"data"},
     {"models", "tasks"},

@@ -343,7 +343,15 @@ def build_privacy(
     options: dict[str, Any] = {} if section.noise_at == "server" else {"noise_at": section.noise_at}
     if section.adaptive is not None:
         options |= section.adaptive.model_dump()
-    kind = section.unit if section.adaptive is None else "adaptive-clip"
+    kind: str = section.unit if section.adaptive is None else "adaptive-clip"
+    if section.aggregation == "secure":
+        if section.unit == "example" or section.adaptive is not None or section.mechanism is not None:
+            raise UserError(
+                "privacy.aggregation: secure is for whole clients, with independent noise and one clipping "
+                "norm; set unit: client, and leave out privacy.adaptive and privacy.mechanism"
+            )
+        shares = {"threshold": section.threshold, "colluding": section.colluding}
+        kind, options = "secure", options | {name: v for name, v in shares.items() if v is not None}
     if section.mechanism is not None:
         if section.adaptive is not None:
             raise UserError(

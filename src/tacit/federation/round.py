@@ -57,18 +57,18 @@ def play(
     # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released: before
     # the clients start where what they send is already a release, else before the sum gets its noise.
     if mechanism.clients_release:
-        spending.record(charge)
+        spending.record(charge, cohort)
     total, reports = engine.sum(order, message, visits, lambda done: progress(done, len(visits)))
     if not server.protects_clients:
         # A stop is an answer too. Under a client's protection the round is played to its end: clients who
         # sent nothing of use count as zero, and the noise hides how many they were.
         refuse_if_none_finite(n, reports)
     if not mechanism.clients_release:
-        spending.record(charge)
+        spending.record(charge, cohort)
     # 6. The only way from uploads to the server, and 7. its step.
     server.whole = False
     exact = _before_noise(server, mechanism, total, bounding) if job.layers else None
-    arrivals, state = _arrivals(reports, bounding), server.mechanism_state
+    arrivals, state = _arrivals(reports, bounding, len(visits)), server.mechanism_state
     mean, server.mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
     measured: Record = {}
     if job.privacy is not None:
@@ -104,12 +104,13 @@ def _before_noise(
     return bounding.grid.decoded(delta.clone(), 1 / expected)
 
 
-def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:
+def _arrivals(reports: Sequence[Report], bounding: Bounding | None, drawn: int) -> Arrivals:
     """What the mechanism needs to know of the clients' reports."""
     norm = math.inf if bounding is None else bounding.bound.bound
     return Arrivals(
-        drawn=len(reports),
+        drawn=drawn,
         arrived=sum(report.finite for report in reports),
         within=sum(report.finite and report.norm <= norm for report in reports),
         weight=sum(report.weight for report in reports),
+        missing=drawn - len(reports),
     )

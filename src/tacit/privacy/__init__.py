@@ -19,6 +19,7 @@ from tacit.privacy.mechanisms import (
     ExampleLevel,
     Mechanism,
     Observer,
+    SecureSum,
     Unprotected,
     Workload,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Poisson",
     "PoissonGaussian",
     "Sampling",
+    "SecureSum",
     "Seen",
     "Statement",
     "Unprotected",
