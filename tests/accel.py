@@ -2,8 +2,9 @@
 
 `install()` makes `torch.device("accel")` a device like any other. A tensor on it is a plain `torch.Tensor`,
 with views, versions and autograd of torch's own, but its memory belongs to the device: every operation on it
-lands here, is refused if a tensor of the host is mixed in, and is computed by the CPU's kernel on that memory.
-So results are the CPU's bit for bit, and code that forgets to move something fails as on a real device.
+lands here, is refused if a tensor of the host is mixed in, and is computed by the CPU's kernel in that
+memory. So results are the CPU's bit for bit, and code that forgets to move something fails as on a real
+device.
 
 >>> install()
 >>> x = torch.ones(2, 3, device="accel")

@@ -8,7 +8,7 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "randomness"},
+    {"errors", "lazy", "randomness"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},

@@ -66,6 +66,7 @@ from tacit.privacy.mechanisms.base import (
 )
 from tacit.privacy.mechanisms.plain import repeatable_cohort, weighted_mean
 from tacit.privacy.sampling import Poisson
+from tacit.privacy.steps import batch_sampling, step_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
@@ -73,22 +74,6 @@ NUMERICAL = 2.0**-9
 """s: how far, relative to C, float32 arithmetic may let a record move a sum beyond its clipped gradient."""
 MEASURED_BATCH = 512
 """Records of the largest batches for which that was measured."""
-
-
-def batch_sampling(records: int, batch: int) -> Poisson:
-    """How a client draws batches of `batch` expected records out of its own; for draw and charge alike."""
-    if records < 1:
-        raise UserError("a client without records cannot take part; leave it out of the partition")
-    return Poisson(min(1.0, batch / records))
-
-
-def step_event(records: int, batch: int, queries: int, noise: float) -> PoissonGaussian:
-    """One local step of a client, as the accountant knows it.
-
-    `queries` gradients on the same batch (SAM and FAFED ask for two) are one Gaussian query of √queries
-    times the sensitivity: exact, also when the second gradient depends on the first one's answer.
-    """
-    return PoissonGaussian(batch_sampling(records, batch).rate, noise / math.sqrt(queries))
 
 
 @dataclass(frozen=True)
