@@ -76,7 +76,7 @@ def test_one_client_leaves_nothing_for_the_next(config, dataset, tmp_path: Path)
         message = {"theta": read_values(job.model, job.layout)}
         order = Order(0, 0.1, 1)
         for client in visits:
-            total, _ = engine.sum(order, message, [Visit(client, -1)])
+            total, _ = engine.sum(order, message, [Visit(client)])
         engine.close()
         assert not job.model.seen.any()
         return total["delta"].clone()
@@ -126,7 +126,7 @@ def test_dropout_at_example_level_is_secret(config, dataset, tmp_path: Path) -> 
         job = build_job(settings, tmp_path, model, dataset, FedAvg())
         engine = InProcess(job)
         message = {"theta": read_values(job.model, job.layout)}
-        return [engine.sum(Order(0, 0.1, 1), message, [Visit(0, -1)])[0]["delta"].clone() for _ in "ab"]
+        return [engine.sum(Order(0, 0.1, 1), message, [Visit(0)])[0]["delta"].clone() for _ in "ab"]
 
     first, second = uploads("os")
     assert not torch.equal(first, second)

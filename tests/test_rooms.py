@@ -8,7 +8,7 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "lazy", "randomness"},
+    {"errors", "lazy", "randomness", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},

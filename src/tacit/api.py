@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from tacit.config.records import named_tokenizer
 from tacit.config.sweep import load_one
 from tacit.data import Dataset, Tokenizer, own
 from tacit.data.identity import Identity, identify
-from tacit.engine import Job
+from tacit.engine import EngineSettings, Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
@@ -101,6 +102,7 @@ def run(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    engine: EngineSettings | None = None,
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
 ) -> Result:
@@ -114,6 +116,9 @@ def run(
         dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
         algorithm: an instance of a `tacit.Algorithm`.
         task: a loss and metrics of one's own, a `tacit.Task`.
+        engine: where clients run, instead of the config's `engine`: settings such as
+            `tacit.engine.PoolSettings(workers=4)`, or an object of one's own with such an `open`. It changes
+            how long a run takes, and nothing else, so it is not recorded.
         trackers: objects that hear of every round; one that fails is left out and never ends the run.
         progress: show a bar; by default in terminals and notebooks.
     """
@@ -137,7 +142,7 @@ def run(
             refuse_mismatch(job.model, job.task, dataset)
         config = resolved(config, job)
         data = identify(config.data.name, job.population)
-        federation = _federation(config, folder, job, trackers, data, ancestors)
+        federation = _federation(config, folder, job, trackers, data, ancestors, engine)
         try:
             write_lineage(folder, data, ancestors)
             write_passed(folder, passed)
@@ -156,6 +161,7 @@ def resume(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    engine: EngineSettings | None = None,
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
     rounds: int | None = None,
@@ -176,7 +182,7 @@ def resume(
         job = build_job(config, folder, model, dataset, algorithm, task)
         data = identify(config.data.name, job.population)
         _, ancestors = read_lineage(folder)
-        federation = _federation(config, folder, job, trackers, data, ancestors)
+        federation = _federation(config, folder, job, trackers, data, ancestors, engine)
         if rounds is not None:
             try:
                 write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
@@ -458,6 +464,7 @@ def _federation(
     trackers: Sequence[Tracker],
     data: Identity,
     ancestors: Sequence[Ancestor],
+    engine: EngineSettings | None,
 ) -> Federation:
     own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
     sampling = build_sampling(config, len(job.population))
@@ -466,4 +473,6 @@ def _federation(
         header = job.privacy.header(job.workload, data.fingerprint)
         carried = carried_charges(ancestors, data, header)
     settings = build_settings(config)
+    if engine is not None:
+        settings = replace(settings, engine=engine)
     return Federation(job, settings, sampling, folder, [*own, *trackers], data.fingerprint, carried)

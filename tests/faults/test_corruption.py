@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tacit
+from tacit.engine.states import STATES
 from tacit.federation.tracking import read_metrics
 from tacit.report.compare import find_runs
 
@@ -104,8 +105,9 @@ def test_a_clients_state_of_another_round_run_or_client_is_noticed(tmp_path: Pat
     small.half("states", run, 2, 4)
     small.half("states", other, 2, 4)
     facts = json.loads((run / "checkpoint" / "000002" / "state.json").read_text())
-    clients = sorted(facts["memory"])
-    file = {c: next((run / "memory").rglob(f"{c}/{facts['memory'][c]}.safetensors")) for c in clients}
+    versions = facts["versions"]
+    clients = sorted(versions)
+    file = {c: next((run / STATES).rglob(f"{c}/{versions[c]}.safetensors")) for c in clients}
     first, second = clients[:2]
     content = file[first].read_bytes()
     file[first].write_bytes(file[second].read_bytes())

@@ -47,7 +47,7 @@ ROUNDS = 4
 MODES = ("kill", "kill after", "torn", "ENOSPC", "EIO", "short", "full")
 CALLS = ("open", "write", "fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "ftruncate",
          "posix_fallocate", "chmod")  # fmt: skip
-SAVES = ("tacit.federation.checkpoint", "tacit.engine.memory")
+SAVES = ("tacit.federation.checkpoint", "tacit.engine.states")
 HANG = 60.0
 
 
@@ -431,7 +431,7 @@ class Torture:
         assert bounding.grid is not None
         try:
             order = Order(0, 0.1, 1, bounding=bounding)
-            total, _ = self.engine.sum(order, {"theta": self.theta}, [Visit(0, -1)])
+            total, _ = self.engine.sum(order, {"theta": self.theta}, [Visit(0)])
         except ClientError:
             pass
         else:

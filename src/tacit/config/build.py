@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,9 @@ from tacit.config.schema import (
 )
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
-from tacit.engine import Job, Local, Tune
+from tacit.engine import DirectoryStates, Job, Local, Tune
 from tacit.engine.local import workload
+from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation import Settings
 from tacit.federation.start import start_from
@@ -197,7 +197,7 @@ def build_job(
         algorithm=algorithm,
         local=local,
         seed=config.seed,
-        memory=folder / "memory",
+        states=DirectoryStates(folder / STATES),
         evaluation_batch=config.evaluate.batch,
         layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local),
@@ -302,16 +302,8 @@ def build_settings(config: Config) -> Settings:
         tune=None if config.evaluate.tune is None else Tune(**config.evaluate.tune.model_dump()),
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
-        workers=_workers(config),
-        threads=config.engine.threads,
+        engine=config.engine,
     )
-
-
-def _workers(config: Config) -> int:
-    if config.engine.workers != "auto":
-        return config.engine.workers
-    workers = min(len(os.sched_getaffinity(0)), config.cohort.size)
-    return 0 if workers == 1 else workers
 
 
 def build_sampling(config: Config, clients: int) -> Sampling:

@@ -6,29 +6,29 @@ A config is checked whole before anything starts. All models are frozen and refu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     PrivateAttr,
+    Tag,
     field_validator,
     model_validator,
 )
 
 from tacit.config.imports import as_name
+from tacit.engine import ENGINES, AutoSettings, EngineSettings
 from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step, Warmup
 from tacit.privacy.conventions import to_sum
-
-
-class Section(BaseModel):
-    """A part of a config."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from tacit.section import Section
 
 
 class Iid(Section):
@@ -163,7 +163,7 @@ class SpeechData(Section):
     language: str = "en"
     """Whose letters are the tokens: en, fr, de, be, bg, ca, cs, el, es, nl, ro, ru, or several: fr+de."""
     layout: Literal["auto", "manifest", "librispeech", "common-voice"] = "auto"
-    splits: dict[Literal["train", "validation", "test"], tuple[str, ...]] = {}
+    splits: dict[Literal["train", "validation", "test"], tuple[str, ...]] = Field({})
     """The corpus's own names ({train: [train-clean-100], …}); left out, by how they begin."""
     share: tuple[float, float] = (0.0, 1.0)
     """Which part of the training speakers: [0, 0.1] for a seed model and [0.1, 1] for the federation."""
@@ -223,7 +223,7 @@ class Data(Section):
     """Of a table: texts that stand for a missing value; nothing else is taken for one."""
     on_bad: Literal["refuse", "skip"] = "refuse"
     """Of a table: what to do about rows that cannot be used."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field({})
     """Of `import`: what the function is called with."""
 
     @model_validator(mode="before")
@@ -549,13 +549,18 @@ class Checkpoints(Section):
     keep: Annotated[int, Field(ge=2)] = 2
 
 
-class EngineSettings(Section):
-    """Speed only: none of this can change a result, except `threads` in the last bits."""
+def _engine_kind(value: Any) -> str | None:
+    return value.get("kind", "auto") if isinstance(value, Mapping) else getattr(value, "kind", None)
 
-    workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
-    """Processes; 0 runs clients in the main process; `auto` is one for each core."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Threads of each worker."""
+
+if TYPE_CHECKING:
+    EngineChoice = EngineSettings
+else:
+    EngineChoice = Annotated[
+        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in ENGINES.items())),
+        Discriminator(_engine_kind),
+    ]
+    """Where clients run: speed only. None of it can change a result, except `threads` in the last bits."""
 
 
 class Config(Section):
@@ -579,7 +584,7 @@ class Config(Section):
     privacy: PrivacySettings | None = None
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
-    engine: EngineSettings = EngineSettings()
+    engine: EngineChoice = AutoSettings()
     trackers: tuple[Literal["tensorboard"], ...] = ()
     _assumed_unit: bool = PrivateAttr(False)
     """Whether the privacy unit is a preset's, and not the person's choice."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tacit.engine import BUFFERS, MemoryStore
+from tacit.engine import BUFFERS, ClientStates
 from tacit.errors import UserError
 from tacit.federation.files import digest, sealed, sync, unsealed, write_atomically
 from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
@@ -170,15 +170,12 @@ def metrics_match(file: Path, facts: Facts) -> bool:
     return bool(len(kept) == saved["bytes"] and sha256(kept).hexdigest() == saved["sha256"])
 
 
-def check_states(store: MemoryStore, facts: Facts) -> None:
+def check_states(states: ClientStates, facts: Facts) -> None:
     """ValueError if a client's state is not the one that a checkpoint was saved with."""
     known = facts.get("states", {})
-    for client, version in facts.get("memory", {}).items():
-        file = store.file(int(client), version)
-        if not file.exists():
-            raise ValueError(f"{file} is missing")
-        if store.digest(int(client), version) != known[client]:
-            raise ValueError(f"{file} is not the state that was saved")
+    for client, version in facts.get("versions", {}).items():
+        if states.digest(int(client), version) != known[client]:
+            raise ValueError(f"client {client}: {version} is not the state that was saved")
 
 
 def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> None:

@@ -19,8 +19,19 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from tacit import randomness
-from tacit.engine import BUFFERS, Engine, InProcess, Job, Local, MemoryStore, Order, Pool, Report, Tune, Visit
-from tacit.engine.memory import NONE
+from tacit.engine import (
+    BUFFERS,
+    Engine,
+    EngineSettings,
+    InProcessSettings,
+    Job,
+    Local,
+    Order,
+    Report,
+    Tune,
+    Visit,
+)
+from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
@@ -75,8 +86,7 @@ class Settings:
     """At every evaluation, also test each evaluated client after it has trained for itself alone."""
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
-    workers: int = 0
-    threads: int = 1
+    engine: EngineSettings = field(default_factory=InProcessSettings)
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,7 @@ class Federation:
         self.mechanism: Aggregation = job.privacy or Unprotected(sampling)
         self.spending = Spending(job.privacy, job.workload, data, carried)
         self.layout: Layout = job.layout
-        self.memory_store = MemoryStore(job.memory)
+        self.states = job.states
         values = read_values(job.model, self.layout)
         buffers = read_buffers(job.model)
         self._personal = values[self.layout.shared :].clone()
@@ -179,7 +189,7 @@ class Federation:
         self.state: Vectors = job.algorithm.init(self.optimizer.theta, self.layout)
         if buffers.numel():
             self.state[BUFFERS] = buffers
-        self.memory: dict[int, int] = {}
+        self.versions: dict[int, str] = {}
         self.round = 0
         self.seconds = 0.0
         self.notes: list[str] = []
@@ -206,7 +216,7 @@ class Federation:
             self.spending.open(self.folder, self._spent)
             checkpoints.tidy(self.folder)
             if self.round == 0:
-                self.memory_store.clear()
+                self.states.clear()
             self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_saved)
             self.trackers.insert(0, self._metrics)
             notes = [*self.notes, *filter(None, [self._metrics.note]), *self._warnings()]
@@ -287,12 +297,8 @@ class Federation:
         return self.job.privacy.warnings(self.job.workload)
 
     def _engine(self) -> Engine:
-        settings = self.settings
-        if settings.workers == 0:
-            return InProcess(self.job, settings.threads)
-        return Pool(
-            self.job, self._message(), settings.workers, settings.threads, before_replay=self._charge_again
-        )
+        cohort = math.ceil(self.mechanism.expected(len(self.job.population)))
+        return self.settings.engine.open(self.job, self._message(), cohort, self._charge_again)
 
     def _charge_again(self, visits: Sequence[Visit]) -> None:
         """Clients are about to be played a second time in this round, since their worker was lost.
@@ -331,7 +337,7 @@ class Federation:
         # 3. What goes down.
         bounding = mechanism.bounding(state, self.job.upload_sizes, self.layout, len(cohort))
         order, message = self._order(attempt, bounding), self._message()
-        visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in cohort]
+        visits = [Visit(int(c), self.versions.get(int(c), NONE)) for c in cohort]
         # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released:
         # before the clients start where what they send is already a release, else before the sum gets its
         # noise.
@@ -382,8 +388,8 @@ class Federation:
     ) -> Record:
         settings = self.settings
         for report in reports:
-            if report.remembers:
-                self.memory[report.client] = self.round
+            if report.state is not None:
+                self.versions[report.client] = report.state
                 self._unsaved.add(report.client)
         self.round += 1
         self._unrecorded = record = self._record(lr, message, reports)
@@ -455,7 +461,7 @@ class Federation:
         # The same clients every time, so that the curve shows training and not the draw.
         rng = randomness.generator(self.job.seed, "evaluated clients")
         chosen = np.sort(rng.choice(len(self.job.population), count, replace=False, shuffle=False))
-        visits = [Visit(int(c), self.memory.get(int(c), NONE)) for c in chosen]
+        visits = [Visit(int(c), self.versions.get(int(c), NONE)) for c in chosen]
         results = engine.evaluate_clients(self._message(), visits, tune)
         names = results[0].keys() if results else ()
         return {f"{prefix}_{name}": sum(r[name] for r in results) / len(results) for name in names}
@@ -496,12 +502,12 @@ class Federation:
     def _save(self) -> None:
         _, scalars = self.optimizer.state()
         _, mechanism = checkpoints.split_vectors(self._mechanism_state)
-        self.memory_store.sync({client: self.memory[client] for client in self._unsaved})
+        self.states.sync({client: self.versions[client] for client in self._unsaved})
         for client in self._unsaved:
-            self._digests[client] = self.memory_store.digest(client, self.memory[client])
+            self._digests[client] = self.states.digest(client, self.versions[client])
         facts = {
             "belongs": checkpoints.belongings(self.folder),
-            "memory": {str(client): version for client, version in self.memory.items()},
+            "versions": {str(client): version for client, version in self.versions.items()},
             "states": {str(client): known for client, known in self._digests.items()},
             "metrics": self._metrics.saved(),
             "optimizer": scalars,
@@ -517,14 +523,14 @@ class Federation:
         checkpoints.save(folder, saved, self.settings.keep_checkpoints)
         self._saved = self.round
         if self._unsaved:
-            kept = [facts["memory"] for facts in checkpoints.kept_facts(folder)]
+            kept = [facts["versions"] for facts in checkpoints.kept_facts(folder)]
             for client in self._unsaved:
-                self.memory_store.prune(client, {k[str(client)] for k in kept if str(client) in k})
+                self.states.prune(client, {k[str(client)] for k in kept if str(client) in k})
             self._unsaved.clear()
 
     def _restore(self) -> None:
         def check(facts: dict[str, Any]) -> None:
-            checkpoints.check_states(self.memory_store, facts)
+            checkpoints.check_states(self.states, facts)
 
         saved, self.notes = checkpoints.newest(self.folder / "checkpoint", check)
         if saved is None:
@@ -536,7 +542,7 @@ class Federation:
         self.optimizer.theta.copy_(state["theta"])
         self.optimizer.load(optimizer, saved.facts["optimizer"])
         self.state = {**state, "theta": self.optimizer.theta}
-        self.memory = {int(client): version for client, version in saved.facts["memory"].items()}
+        self.versions = {int(client): version for client, version in saved.facts["versions"].items()}
         self._digests = {int(client): known for client, known in saved.facts["states"].items()}
         self.round, self.seconds = saved.round, float(saved.facts["seconds"])
         self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit.engine import MemoryStore
+from tacit.engine import DirectoryStates
+from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation import checkpoint
 from tacit.federation.checkpoint import CONFIG, LINEAGE, VECTORS
@@ -16,7 +17,7 @@ from tacit.federation.start import MODEL, read_weights
 from tacit.federation.statements import LEDGER, STATEMENT, read_ledger, read_statement
 from tacit.federation.tracking import metrics_lines
 
-METRICS, MEMORY = "metrics.jsonl", "memory"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _statement(run: Path) -> Finding:
 
 
 def _checkpoints(run: Path) -> list[Finding]:
-    found, store, usable = [], MemoryStore(run / MEMORY), False
+    found, store, usable = [], DirectoryStates(run / STATES), False
     for place in checkpoint.finished(run / "checkpoint"):
         name = f"checkpoint/{place.name}"
         try:
