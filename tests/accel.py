@@ -155,6 +155,7 @@ def _everything(op: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_host(op, place, value)
     if isinstance(kwargs.get("device"), torch.device):
         kwargs["device"] = torch.device("cpu")
+    args = tuple(_number(value, schema.arguments[i].type, args) for i, value in enumerate(args))
     moved: dict[int, tuple[Tensor, Tensor]] = {}
     found = op(*_moved(args, moved), **{name: _moved(value, moved) for name, value in kwargs.items()})
     for tensor, host in moved.values():
@@ -169,6 +170,14 @@ def _everything(op: Any, *args: Any, **kwargs: Any) -> Any:
         return type(value)(map(back, value)) if isinstance(value, (list, tuple)) else value
 
     return back(found)
+
+
+def _number(value: Any, kind: Any, args: tuple[Any, ...]) -> Any:
+    """torch hands plain numbers to Python where a kernel wants tensors; one that changes no type."""
+    if type(value) not in (int, float, bool) or str(kind) not in ("Tensor", "Optional[Tensor]"):
+        return value
+    wide = isinstance(value, float) and any(isinstance(a, Tensor) and a.is_floating_point() for a in args)
+    return torch.tensor(value, dtype=torch.float64 if wide else None)
 
 
 def _refuse_host(op: Any, place: int, value: Any) -> None:

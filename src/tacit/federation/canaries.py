@@ -24,6 +24,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.privacy import (
@@ -237,12 +238,14 @@ class WatchedExamples(ExampleLevel):
             watch.drawn([int(i) for i in drawn if watch.inside[i]])
             yield rows[~np.isin(rows, canaries)]
 
-    def privatize_(self, gradients: Tensor, bits: Bits, batch: float) -> Tensor:
+    def privatize_(
+        self, gradients: Tensor, bits: Bits, batch: float, draws: NDArray[np.int64] | None = None
+    ) -> Tensor:
         watch = self.watch
         others = gradients.double()
         for canary in watch.asked():
             gradients[watch.places[canary]] += watch.values[canary].float()
-        super().privatize_(gradients, bits, batch)
+        super().privatize_(gradients, bits, batch, draws)
         for canary in watch.own():
             places = watch.places[canary]
             seen = gradients[places].double() * batch - others[places]

@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -51,7 +52,7 @@ from tacit.errors import UserError
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
-from tacit.privacy.gaussian import for_each_stretch
+from tacit.privacy.gaussian import for_each_stretch, rounded_gaussian
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
@@ -74,6 +75,8 @@ NUMERICAL = 2.0**-9
 """s: how far, relative to C, float32 arithmetic may let a record move a sum beyond its clipped gradient."""
 MEASURED_BATCH = 512
 """Records of the largest batches for which that was measured."""
+LARGE = 1 << 22
+"""Coordinates that another device than the CPU rounds and noises at a time, in float64."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,17 @@ class ExampleLevel(Mechanism):
         sensitivity = grid.radius * (1 + slack) + math.isqrt(dimension) + 1
         return self.noise * sensitivity
 
-    def privatize_(self, gradients: Tensor, bits: Bits, batch: float) -> Tensor:
+    def draws(self, dimension: int, bits: Bits, batch: float) -> NDArray[np.int64]:
+        """The noise of one step, in grid units: for `privatize_`, which draws the same if it is not given
+        them.
+        """
+        if not self.noise:
+            return np.zeros(dimension, np.int64)
+        return rounded_gaussian(dimension, self._units(self._grid(dimension), dimension, batch), bits)
+
+    def privatize_(
+        self, gradients: Tensor, bits: Bits, batch: float, draws: NDArray[np.int64] | None = None
+    ) -> Tensor:
         """The private gradient g̃ = (1/B)[Σ clip_C(g_j) + N(0, σ²C² I)], in place.
 
         `gradients` is the float32 sum of clipped gradients over a Poisson batch (zeros if it was empty),
@@ -188,6 +201,10 @@ class ExampleLevel(Mechanism):
         dimension = gradients.numel()
         grid = self._grid(dimension)
         std, unit = self._units(grid, dimension, batch), grid.unit
+        if gradients.device.type != "cpu":
+            return self._privatize_there_(
+                gradients, self.draws(dimension, bits, batch) if draws is None else draws, unit, batch
+            )
         sums = gradients.numpy()
 
         def add(start: int, noise: NDArray[np.int64]) -> None:
@@ -201,6 +218,16 @@ class ExampleLevel(Mechanism):
 
         for_each_stretch(dimension, std, bits, add)
         return gradients
+
+    @staticmethod
+    def _privatize_there_(sums: Tensor, draws: NDArray[np.int64], unit: float, batch: float) -> Tensor:
+        """The same numbers on another device; on the host where a device has no float64."""
+        narrow = sums.device.type == "mps"
+        where = sums.cpu() if narrow else sums
+        noise = torch.from_numpy(draws).to(where.device)
+        for stretch, part in zip(torch.split(where, LARGE), torch.split(noise, LARGE), strict=True):
+            stretch.copy_(stretch.double().div_(unit).round_().add_(part).mul_(unit / batch))
+        return sums.copy_(where) if narrow else sums
 
     # --- what a person is told --------------------------------------------------------------------------
 
