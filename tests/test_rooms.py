@@ -8,7 +8,7 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "randomness", "reading", "section"},
+    {"errors", "lazy", "randomness", "reading", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},
