@@ -125,11 +125,10 @@ class Pristine:
                 parameter.requires_grad_(trained)
             if parameter.grad is not grad:
                 parameter.grad = grad
-        for _, raw, copy in self._kept:
-            if not _same_bytes(raw, copy):
-                if raw.untyped_storage().nbytes() < raw.numel():
-                    raw.untyped_storage().resize_(raw.numel())
-                raw.copy_(copy)
+        for _, raw, copy in self._written():
+            if raw.untyped_storage().nbytes() < raw.numel():
+                raw.untyped_storage().resize_(raw.numel())
+            raw.copy_(copy)
 
     # --- after a gradient -------------------------------------------------------------------------------
 
@@ -152,9 +151,17 @@ class Pristine:
             if tensor.data_ptr() != pointer or tensor.shape != first.shape:
                 yield name
         yield from (name for name, tensor, version in self._counted if tensor._version != version)
-        for name, raw, copy in self._kept:
-            if not _same_bytes(raw, copy):
-                yield name
+        yield from (name for name, _, _ in self._written())
+
+    def _written(self) -> list[tuple[str, Tensor, Tensor]]:
+        """The tensors whose bytes are not what they were."""
+        if not self._kept or self._kept[0][1].device.type == "cpu":
+            return [item for item in self._kept if not _same_bytes(item[1], item[2])]
+        # One answer for all of them: every question by itself would wait for the device.
+        differ = torch.stack([(raw != copy).any() for _, raw, copy in self._kept])
+        if not bool(differ.any()):
+            return []
+        return [item for item, changed in zip(self._kept, differ.tolist(), strict=True) if changed]
 
     # --- after a shard ----------------------------------------------------------------------------------
 

@@ -24,18 +24,20 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tacit.engine import shared
-from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
+from tacit.engine.contract import Order, Progress, Replay, Report, Tune, Visit, free, ignore, shards
+from tacit.engine.device import HOST, Compute, DeviceSettings
+from tacit.engine.kinds import Threads, Workers, share
 from tacit.engine.shared import Place
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
@@ -46,11 +48,6 @@ QUEUE = 2
 KEPT_FROM_WORKERS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """To stop is the round loop's to decide, also when the whole group or the service is told to."""
 Task = tuple[Any, ...]
-Replay = Callable[[Sequence[Visit]], None]
-
-
-def _free(visits: Sequence[Visit]) -> None:
-    """Nothing has to be done before clients are played again."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,20 @@ class _Process:
     failures: int = 0
 
 
+class PoolSettings(DeviceSettings):
+    """`engine: {kind: pool}`: clients shared out among processes of this machine."""
+
+    kind: Literal["pool"] = "pool"
+    workers: Workers | Literal["auto"] = "auto"
+    """Processes; `auto` is one for each core, or for each accelerator."""
+    threads: Threads = 1
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Pool:
+        computes = self.computes()
+        workers = min(share(computes), max(cohort, 1)) if self.workers == "auto" else self.workers
+        return Pool(job, message, workers, self.threads, before_replay, computes=computes)
+
+
 class Pool:
     """A pool of worker processes. Start it once a run; close it at the end."""
 
@@ -93,10 +104,16 @@ class Pool:
         message: Vectors,
         workers: int,
         threads: int = 1,
-        before_replay: Replay = _free,
+        before_replay: Replay = free,
         patience: Patience | None = None,
+        computes: Sequence[Compute] = (HOST,),
     ) -> None:
-        """`message` is an example of what will be sent: its names and lengths are fixed for the run."""
+        """`message` is an example of what will be sent: its names and lengths are fixed for the run.
+
+        Workers take turns at `computes`: with as many of either, each has one of its own.
+        """
+        self._computes = computes
+        self._messages = 0
         self._job, self._threads = job, threads
         self._before_replay, self._patience = before_replay, patience or Patience()
         self._sizes = job.upload_sizes
@@ -175,7 +192,15 @@ class Pool:
         self._beats[worker.number] = 0.0
         self._send(
             worker,
-            (os.getpid(), places, self._message_sizes, self._sizes, worker.number, self._threads),
+            (
+                os.getpid(),
+                places,
+                self._message_sizes,
+                self._sizes,
+                worker.number,
+                self._threads,
+                self._computes[worker.number % len(self._computes)],
+            ),
         )
 
     def sum(
@@ -191,7 +216,7 @@ class Pool:
         while added < len(parts):
             for worker in sorted(self._processes, key=lambda w: len(w.tasks)):
                 if sent < len(parts) and len(worker.tasks) < QUEUE and worker.free:
-                    self._give(worker, ("sum", sent, worker.free.pop(), order, parts[sent]))
+                    self._give(worker, ("sum", sent, worker.free.pop(), order, parts[sent], self._messages))
                     sent += 1
             for worker, (shard, slot, part) in self._answers():
                 done[shard] = worker, slot, part
@@ -207,14 +232,18 @@ class Pool:
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
         self._send_message(message)
-        parts: list[dict[str, float]] = self._map([("evaluate", chunk) for chunk in range(self._job.chunks)])
+        parts: list[dict[str, float]] = self._map(
+            [("evaluate", chunk, self._messages) for chunk in range(self._job.chunks)]
+        )
         return self._job.summarise(parts)
 
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         self._send_message(message)
-        parts: list[dict[str, float]] = self._map([("client", visit, tune) for visit in visits])
+        parts: list[dict[str, float]] = self._map(
+            [("client", visit, tune, self._messages) for visit in visits]
+        )
         return [self._job.task.summarise(part) for part in parts if part]
 
     def _map(self, tasks: list[Task]) -> list[Any]:
@@ -230,6 +259,7 @@ class Pool:
         return [answers[i] for i in range(len(tasks))]
 
     def _send_message(self, message: Vectors) -> None:
+        self._messages += 1
         for name, vector in self._message.items():
             vector.copy_(message[name])
 
@@ -313,6 +343,11 @@ class Pool:
             )
         if worker.tasks and worker.tasks[0][0] == "sum":
             self._before_replay(worker.tasks[0][4])
+            worker.tasks[0] = (
+                *worker.tasks[0][:4],
+                [v._replace(replay=v.replay + 1) for v in worker.tasks[0][4]],
+                *worker.tasks[0][5:],
+            )
         self._start(worker)
         for task in worker.tasks:
             self._send(worker, task)

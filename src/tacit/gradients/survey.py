@@ -24,6 +24,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from tacit.errors import UserError
+from tacit.gradients import generators
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.tape import Tape, Unsupported, tensors_in
 
@@ -67,8 +68,9 @@ class Survey:
 
 def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch], Tape]) -> Survey:
     """Try the model on two records. Leaves the random state as it was; raises if records are mixed."""
-    with torch.random.fork_rng():
-        state, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
+    device = next(iter(pair.values())).device
+    with generators.forked(device):
+        state, others = generators.state(device), (random.getstate(), np.random.get_state())  # noqa: NPY002
         # nan cannot be hidden by a layer that happens to be all zeros, as fresh output layers often are.
         changed = {name: tensor[[0, 0]] for name, tensor in pair.items()}
         for tensor in changed.values():
@@ -76,7 +78,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
                 tensor[1] = float("nan")
 
         def run(batch: Batch) -> Tensor:
-            torch.set_rng_state(state)  # the same coins each time
+            generators.set_state(state, device)  # the same coins each time
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002
             with torch.no_grad():
@@ -90,7 +92,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
                 f"{culprit} mixes the records of a batch, so no record's gradient can be bounded; "
                 "use a layer that treats every record by itself, such as nn.GroupNorm or nn.LayerNorm"
             )
-        torch.set_rng_state(state)
+        generators.set_state(state, device)
         random.setstate(others[0])
         np.random.set_state(others[1])  # noqa: NPY002
         try:
@@ -176,8 +178,9 @@ def experiment(
     cannot be the same for one record and for several; where a model draws in other ways, there is nothing to
     compare. Three gradients are in memory at a time: of two and of three records, and of one.
     """
-    with torch.random.fork_rng():
-        states, before = (random.getstate(), np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
+    device = next(iter(batch.values())).device
+    with generators.forked(device):
+        states, before = (random.getstate(), np.random.get_state()), generators.state(device)  # noqa: NPY002
 
         def still(model: nn.Module, records: Batch) -> Tensor:
             random.setstate(states[0])
@@ -192,21 +195,20 @@ def experiment(
         lengths, alone = {n: _length(left[n]) for n in several}, []
         for j in range(max(several, default=0)):
             loss = still(module, {name: tensor[j : j + 1] for name, tensor in batch.items()}).sum()
-            alone.append(loss.detach().double())
+            alone.append(loss.detach().cpu().double())
             grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for n in several:
                 if j < n:
                     left[n] = [_less(total, grad) for total, grad in zip(left[n], grads, strict=True)]
             del loss, grads  # before the next ones come
-        if not torch.equal(before, torch.get_rng_state()):
+        if not generators.same(before, generators.state(device)):
             return
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters.values())
-    rough = (
-        0.2 if half or torch.is_autocast_enabled("cpu") or found[several[0]].dtype != torch.float32 else 1e-2
-    )
+    half = half or torch.is_autocast_enabled(device.type) or found[several[0]].dtype != torch.float32
+    rough = 0.2 if half else 1e-2
     for n in several:
         expected, errors = torch.stack(alone[:n]), _length(left[n])
-        apart = (found[n].double() - expected).abs().max() > rough * expected.abs().max() + 1e-5
+        apart = (found[n].cpu().double() - expected).abs().max() > rough * expected.abs().max() + 1e-5
         if not (torch.isfinite(expected).all() and torch.isfinite(errors + lengths[n])):
             return
         if apart or errors > rough * lengths[n] + 1e-6:
@@ -225,10 +227,8 @@ def _less(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
 
 
 def _length(parts: Sequence[Tensor | None]) -> Tensor:
-    norms = [
-        torch.linalg.vector_norm(part.flatten(), dtype=torch.float64) for part in parts if part is not None
-    ]
-    return torch.stack(norms).square().sum().sqrt() if norms else torch.zeros((), dtype=torch.float64)
+    norms = [torch.linalg.vector_norm(part.flatten()).cpu().double() for part in parts if part is not None]
+    return torch.stack(norms).square().sum().sqrt() if norms else torch.zeros(()).double()
 
 
 def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:
