@@ -19,6 +19,7 @@ from gradients_reference import close, record_gradients, squared_outputs
 from tacit import models, tasks
 from tacit.errors import UserError
 from tacit.gradients import Batch, ClippedGradient, clipped, survey
+from tacit.gradients.axes import elements, following
 from tacit.models import build, large
 from tacit.vector import Flat
 
@@ -153,9 +154,7 @@ def test_the_number_of_records_is_not_a_number(name, proof_alone):
 
 def test_a_hole_in_the_proof_ends_the_run(monkeypatch):
     """The second line: should a rule be wrong, the experiment at step 1, 10, 100, … says so."""
-    from tacit.gradients import axes
-
-    monkeypatch.setitem(axes._RULES, torch.ops.aten.roll, axes._same)
+    monkeypatch.setitem(following.RULES, torch.ops.aten.roll, elements._same)
     monkeypatch.setattr(survey, "allclose", lambda *_, **__: True)
     with pytest.raises(UserError, match="change each other's losses"):
         ClippedGradient(Between(lambda h, m: h.roll(1, 0)))(hidden(4), squared_outputs(), 1.0)
