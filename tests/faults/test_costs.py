@@ -87,4 +87,4 @@ def test_rounding_never_states_less() -> None:
     events = [PoissonGaussian(rate=rate, noise=1.0) for rate in (0.01, 0.02, 0.05)]
     for _ in range(200):
         totals.add(events[rng.integers(3)], int(rng.integers(1, 30)), clients=rng.integers(0, 8, 3).tolist())
-    assert totals.worst(1e-5, rounded=True).epsilon.value >= totals.worst(1e-5).epsilon.value
+    assert totals.worst(1e-5, digits=5).epsilon.value >= totals.worst(1e-5).epsilon.value

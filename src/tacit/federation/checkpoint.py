@@ -142,8 +142,8 @@ def read_facts(place: Path) -> Facts:
 
 def _refuse_odd(facts: Facts) -> None:
     """ValueError for a manifest that holds what no manifest does, though its hash is right."""
-    kinds = {"round": int, "sha256": str, "versions": dict, "states": dict, "belongs": dict, "optimizer": dict,
-             "metrics": dict, "mechanism": dict, "spending": dict}  # fmt: skip
+    kinds = {"round": int, "sha256": str, "versions": dict, "states": dict, "belongs": dict,
+             "optimizer": dict, "metrics": dict, "mechanism": dict, "spending": dict}  # fmt: skip
     inner = {"versions": str, "states": str, "belongs": str}
     known = {"metrics": {"bytes": int, "sha256": str}, "spending": {"charges": int, "head": str}}
     for name, kind in kinds.items():

@@ -10,7 +10,7 @@ from tacit.errors import UserError
 from tacit.federation.statements import LEDGER, refuse_less_than_saved, write_statement
 from tacit.privacy import Charge, Ledger, Mechanism, Workload
 from tacit.privacy.statement import Tally
-from tacit.privacy.totals import Worst
+from tacit.privacy.totals import DIGITS, Worst
 
 
 class Spending:
@@ -30,6 +30,8 @@ class Spending:
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
         self._tally = Tally()
+        self._known: tuple[tuple[int, bool], Worst] | None = None
+        """The worst client after so many charges: a round's record and its statement both ask."""
 
     def open(self, folder: Path, saved: Mapping[str, Any]) -> None:
         """The run begins, or goes on from a checkpoint that `saved` these facts about the ledger."""
@@ -71,10 +73,16 @@ class Spending:
 
     def _worst(self, exact: bool) -> Worst:
         """The worst client. Unless `exact`, with counts rounded up where that stays within the budget."""
+        key = len(self._open.charges), exact
+        if self._known is None or self._known[0] != key:
+            self._known = key, self._found(exact)
+        return self._known[1]
+
+    def _found(self, exact: bool) -> Worst:
         assert self._mechanism is not None
         totals, delta, budget = self._open.totals, self._mechanism.delta, self._mechanism.epsilon
-        if not exact:
-            found = totals.worst(delta, rounded=True)
+        for digits in () if exact else DIGITS:
+            found = totals.worst(delta, digits)
             if budget is None or found.epsilon.value <= budget:
                 return found
         return totals.worst(delta)
