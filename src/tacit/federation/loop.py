@@ -196,6 +196,8 @@ class Federation:
         self.stopped: str | None = None
         self._metrics_saved: dict[str, Any] | None = None
         self._digests: dict[int, str] = {}
+        self._kept: dict[int, dict[str, str]] = {}
+        """The versions of clients' states that each checkpoint on disk names, by its round."""
         self._saved = 0
         self._between_rounds = True
         self._unrecorded: Record | None = None
@@ -523,9 +525,13 @@ class Federation:
         checkpoints.save(folder, saved, self.settings.keep_checkpoints)
         self._saved = self.round
         if self._unsaved:
-            kept = [facts["versions"] for facts in checkpoints.kept_facts(folder)]
-            for client in self._unsaved:
-                self.states.prune(client, {k[str(client)] for k in kept if str(client) in k})
+            self._kept[self.round] = facts["versions"]
+            rounds = {int(place.name) for place in checkpoints.finished(folder)}
+            if rounds <= self._kept.keys():  # one that could not be read may still need any of them
+                self._kept = {round: self._kept[round] for round in rounds}
+                for client in self._unsaved:
+                    name, kept = str(client), self._kept.values()
+                    self.states.prune(client, {versions[name] for versions in kept if name in versions})
             self._unsaved.clear()
 
     def _restore(self) -> None:
@@ -544,6 +550,8 @@ class Federation:
         self.state = {**state, "theta": self.optimizer.theta}
         self.versions = {int(client): version for client, version in saved.facts["versions"].items()}
         self._digests = {int(client): known for client, known in saved.facts["states"].items()}
+        known = checkpoints.kept_facts(self.folder / "checkpoint") if self.versions else []
+        self._kept = {facts["round"]: facts["versions"] for facts in known}
         self.round, self.seconds = saved.round, float(saved.facts["seconds"])
         self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
         self._mechanism_state = {**saved.facts["mechanism"], **noise}
