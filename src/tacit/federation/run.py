@@ -207,7 +207,7 @@ class Federation:
         folder, saved = self.folder / "checkpoint", Checkpoint(server.round, server.vectors(), facts)
         checkpoints.save(folder, saved, self.settings.keep_checkpoints)
         self._saved = server.round
-        server.saved(checkpoints.kept_facts(folder))
+        server.saved({int(place.name) for place in checkpoints.finished(folder)})
 
     def _restore(self) -> list[str]:
         """Go on from the newest sound checkpoint, if there is one; what should be told about it."""
@@ -219,7 +219,8 @@ class Federation:
         if saved is not None:
             checkpoints.refuse_other_files(self.folder, saved.facts)
             checkpoints.refuse_other_base(saved.facts, self.server.frozen, self.folder)
-            self.server.restore(saved)
+            known = checkpoints.kept_facts(self.folder / "checkpoint") if saved.facts["versions"] else []
+            self.server.restore(saved, known)
             self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
             self._spent = saved.facts[SPENT]
         return notes
