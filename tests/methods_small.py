@@ -23,8 +23,8 @@ from tacit.config.build import build_job
 from tacit.config.methods import METHODS
 from tacit.config.schema import Config
 from tacit.data import Dataset
-from tacit.engine import MemoryStore
-from tacit.engine.memory import NONE
+from tacit.engine import DirectoryStates
+from tacit.engine.states import NONE, STATES
 from tacit.federation import checkpoint
 from tacit.privacy import Bits, ExampleLevel, FixedSize, Grid
 from tacit.privacy.gaussian import rounded_gaussian
@@ -109,8 +109,8 @@ class Played:
 def memories(folder: Path) -> dict[int, dict[str, Tensor]]:
     saved, _ = checkpoint.newest(folder / "checkpoint")
     assert saved is not None
-    store = MemoryStore(folder / "memory")
-    return {c: store.load(c, saved.facts["memory"].get(str(c), NONE)) for c in range(CLIENTS)}
+    store = DirectoryStates(folder / STATES)
+    return {c: store.load(c, saved.facts["versions"].get(str(c), NONE)) for c in range(CLIENTS)}
 
 
 def play(config: Config, folder: str = "run", **parts: Any) -> Played:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import tacit
 from conftest import blobs
 from tacit.algorithms import Algorithm, FedAvg, FedProx
+from tacit.engine.states import STATES
 from tacit.models import build
 from tacit.vector import Layout, Vectors, read_values
 
@@ -199,14 +200,14 @@ def test_memory_follows_the_client_and_survives(config, dataset) -> None:
             upload, _ = super().client(msg, memory, work)
             return upload, {"visits": memory.get("visits", torch.zeros(1)) + 1}
 
-    from tacit.engine import MemoryStore
+    from tacit.engine import DirectoryStates
     from tacit.federation import checkpoint
 
     settings = config(rounds=6)
     result = tacit.run(settings, "run", dataset=dataset, algorithm=Counting())
     saved, _ = checkpoint.newest(result.path / "checkpoint")
-    store = MemoryStore(result.path / "memory")
-    visits = {int(c): store.load(int(c), v)["visits"].item() for c, v in saved.facts["memory"].items()}
+    store = DirectoryStates(result.path / STATES)
+    visits = {int(c): store.load(int(c), v)["visits"].item() for c, v in saved.facts["versions"].items()}
 
     from tacit.privacy.mechanisms.plain import repeatable_cohort
     from tacit.privacy.sampling import FixedSize
@@ -215,7 +216,7 @@ def test_memory_follows_the_client_and_survives(config, dataset) -> None:
         np.concatenate([repeatable_cohort(FixedSize(5), 12, 0, r) for r in range(6)]), minlength=12
     )
     assert [visits.get(c, 0) for c in range(12)] == expected.tolist()
-    files = list((result.path / "memory").rglob("*.safetensors"))
+    files = list((result.path / STATES).rglob("*.safetensors"))
     assert len(files) <= 2 * len(visits), "old versions are removed"
 
 

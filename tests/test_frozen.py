@@ -156,7 +156,7 @@ def test_dropout_differs_between_clients_and_repeats_on_resume(tmp_path: Path) -
         rounds = [(0, 0), (0, 1), (1, 0)]
         found = []
         for round, client in rounds:
-            total, _ = engine.sum(Order(round, 0.5), {"theta": theta}, [Visit(client, -1)])
+            total, _ = engine.sum(Order(round, 0.5), {"theta": theta}, [Visit(client)])
             found.append(total["delta"].clone())
         engine.close()
         return found

@@ -76,7 +76,7 @@ def test_one_client_leaves_nothing_for_the_next(config, dataset, tmp_path: Path)
         message = {"theta": read_values(job.model, job.layout)}
         order = Order(0, 0.1, 1)
         for client in visits:
-            total, _ = engine.sum(order, message, [Visit(client, -1)])
+            total, _ = engine.sum(order, message, [Visit(client)])
         engine.close()
         assert not job.model.seen.any()
         return total["delta"].clone()
@@ -126,7 +126,7 @@ def test_dropout_at_example_level_is_secret(config, dataset, tmp_path: Path) -> 
         job = build_job(settings, tmp_path, model, dataset, FedAvg())
         engine = InProcess(job)
         message = {"theta": read_values(job.model, job.layout)}
-        return [engine.sum(Order(0, 0.1, 1), message, [Visit(0, -1)])[0]["delta"].clone() for _ in "ab"]
+        return [engine.sum(Order(0, 0.1, 1), message, [Visit(0)])[0]["delta"].clone() for _ in "ab"]
 
     first, second = uploads("os")
     assert not torch.equal(first, second)
@@ -153,8 +153,9 @@ def test_clients_that_send_nonsense_do_not_stop_a_protected_run(config, dataset)
 
 @pytest.mark.parametrize("method", ["fedcm", "fedadamw", "fedlada", "fedadamw-alg3"])
 def test_the_average_clients_steps_are_no_part_of_a_protected_update(config, dataset, method) -> None:
-    with pytest.raises(Exception, match=r"local\.steps"):
-        tacit.run(config(method=method, privacy=CLIENT), dataset=dataset)
+    with pytest.raises(tacit.UserError, match=r"local\.epochs: .* set local\.steps instead"):
+        tacit.run(config(method=method, privacy=CLIENT), "refused", dataset=dataset)
+    assert not Path("refused", "ledger.jsonl").exists(), "refused before anything is charged"
     settings = config(method=method, privacy=CLIENT, local={"steps": 2, "batch": 6, "lr": 0.1})
     assert tacit.run(settings, dataset=dataset).finished
 

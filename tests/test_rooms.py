@@ -8,7 +8,7 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "randomness"},
+    {"errors", "randomness", "reading", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},
@@ -20,6 +20,7 @@ ORDER = [
     {"config"},
     {"report"},
     {"api"},
+    {"sweeps"},
     {"cli"},
     {"__main__"},
 ]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result, Tracker
+    from tacit.sweeps import sweep
     from tacit.tasks import Task
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ __all__ = [
     "resume",
     "run",
     "statement",
+    "sweep",
     "test",
     "trained",
     "verify",
@@ -73,6 +75,7 @@ _HOME = {
     "resume": "tacit.api",
     "run": "tacit.api",
     "statement": "tacit.api",
+    "sweep": "tacit.sweeps",
     "test": "tacit.api",
     "trained": "tacit.api",
     "verify": "tacit.api",

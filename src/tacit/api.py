@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from tacit.config.records import named_tokenizer
 from tacit.config.sweep import load_one
 from tacit.data import Dataset, Tokenizer, own
 from tacit.data.identity import Identity, identify
-from tacit.engine import Job
+from tacit.engine import EngineSettings, Job
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
@@ -55,7 +56,6 @@ from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statem
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
-from tacit.models.trained import Lora
 from tacit.models.weights import locate
 from tacit.privacy import Charge, Mechanism, Workload
 from tacit.privacy.accountants import epsilon
@@ -101,6 +101,7 @@ def run(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    engine: EngineSettings | None = None,
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
 ) -> Result:
@@ -114,6 +115,9 @@ def run(
         dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
         algorithm: an instance of a `tacit.Algorithm`.
         task: a loss and metrics of one's own, a `tacit.Task`.
+        engine: where clients run, instead of the config's `engine`: settings such as
+            `tacit.engine.PoolSettings(workers=4)`, or an object of one's own with such an `open`. It changes
+            how long a run takes, and nothing else, so it is not recorded.
         trackers: objects that hear of every round; one that fails is left out and never ends the run.
         progress: show a bar; by default in terminals and notebooks.
     """
@@ -137,7 +141,7 @@ def run(
             refuse_mismatch(job.model, job.task, dataset)
         config = resolved(config, job)
         data = identify(config.data.name, job.population)
-        federation = _federation(config, folder, job, trackers, data, ancestors)
+        federation = _federation(config, folder, job, trackers, data, ancestors, engine)
         try:
             write_lineage(folder, data, ancestors)
             write_passed(folder, passed)
@@ -156,6 +160,7 @@ def resume(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    engine: EngineSettings | None = None,
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
     rounds: int | None = None,
@@ -176,7 +181,7 @@ def resume(
         job = build_job(config, folder, model, dataset, algorithm, task)
         data = identify(config.data.name, job.population)
         _, ancestors = read_lineage(folder)
-        federation = _federation(config, folder, job, trackers, data, ancestors)
+        federation = _federation(config, folder, job, trackers, data, ancestors, engine)
         if rounds is not None:
             try:
                 write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
@@ -337,6 +342,8 @@ def export(
     config = _config(folder)
     if into.exists():
         raise UserError(f"{into} exists already; choose another folder")
+    # Whatever may refuse comes before anything is made.
+    run, said = read_run(folder), read_statement(folder) if config.privacy is not None else None
     given = {"model": model, "algorithm": algorithm}
     refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "export")
     given_model = model is not None
@@ -353,8 +360,7 @@ def export(
         for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes along, and what it was trained on
             if (folder / name).exists():
                 shutil.copyfile(folder / name, partial / name)
-        said = read_statement(folder) if config.privacy is not None else None
-        text = card(read_run(folder), said, dataset.label_names, how_to, config.model.hub)
+        text = card(run, said, dataset.label_names, how_to, config.model.hub)
         write_atomically(partial / "README.md", text)
         partial.rename(into)
     except OSError as error:
@@ -384,7 +390,7 @@ def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, parti
     if local is not None and local.is_dir():
         # Loading by name alone works where the base has the same outputs; else it goes along, with them.
         home = str(local.resolve()) if outputs(local) == dataset.classes else None
-    save_adapter(model, base, Lora(**section.lora.model_dump()), home or str(into / "base"), partial)
+    save_adapter(model, base, section.lora, home or str(into / "base"), partial)
     if home is None:
         save_model(base, how, partial / "base")
     return loading("peft", into, auto_class(model))
@@ -473,6 +479,7 @@ def _federation(
     trackers: Sequence[Tracker],
     data: Identity,
     ancestors: Sequence[Ancestor],
+    engine: EngineSettings | None,
 ) -> Federation:
     own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
     sampling = build_sampling(config, len(job.population))
@@ -481,4 +488,6 @@ def _federation(
         header = job.privacy.header(job.workload, data.fingerprint)
         carried = carried_charges(ancestors, data, header)
     settings = build_settings(config)
+    if engine is not None:
+        settings = replace(settings, engine=engine)
     return Federation(job, settings, sampling, folder, [*own, *trackers], data.fingerprint, carried)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tacit
+from tacit.engine.states import STATES
 from tacit.federation.tracking import read_metrics
 from tacit.report.compare import find_runs
 
@@ -18,8 +19,8 @@ FLIPS = 60
 """Flips for each kind of run in the quick tests; `make torture` makes thousands."""
 
 
-FOR_A_PERSON = {"report.html", "result.json"}
-"""Files that nothing is made of."""
+FOR_A_PERSON = {"report.html"}
+"""Nothing is made of it."""
 
 
 def flip(file: Path, rng: random.Random) -> tuple[int, int] | None:
@@ -104,8 +105,9 @@ def test_a_clients_state_of_another_round_run_or_client_is_noticed(tmp_path: Pat
     small.half("states", run, 2, 4)
     small.half("states", other, 2, 4)
     facts = json.loads((run / "checkpoint" / "000002" / "state.json").read_text())
-    clients = sorted(facts["memory"])
-    file = {c: next((run / "memory").rglob(f"{c}/{facts['memory'][c]}.safetensors")) for c in clients}
+    versions = facts["versions"]
+    clients = sorted(versions)
+    file = {c: next((run / STATES).rglob(f"{c}/{versions[c]}.safetensors")) for c in clients}
     first, second = clients[:2]
     content = file[first].read_bytes()
     file[first].write_bytes(file[second].read_bytes())
@@ -177,7 +179,7 @@ def test_verify_tells_what_is_damaged_and_what_can_be_saved(tmp_path: Path, caps
         return int(left.value.code or 0), " ".join(capsys.readouterr().out.split())
 
     code, out = verify()
-    assert (code, out.count("sound"), out.count("damaged")) == (0, 8, 0)
+    assert (code, out.count("sound"), out.count("damaged")) == (0, 9, 0)
     state = folder / "checkpoint" / "000003" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1] + b"\x01")
     code, out = verify()

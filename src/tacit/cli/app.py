@@ -300,12 +300,15 @@ def _progress(console: Console) -> list[Any]:
 
 def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json: bool) -> None:
     from tacit.cli.compare import comparison
-    from tacit.cli.sweep import run_sweep
+    from tacit.cli.sweep import Bar
     from tacit.report.compare import find_runs, rows, to_json
+    from tacit.sweeps import play_sweep
 
     console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {escape(str(folder))}")
     try:
-        run_sweep(sweep, folder, console, jobs)
+        for task in play_sweep(sweep, folder, jobs, Bar(console)):
+            if task.diverged():
+                console.print(f"diverged: {escape(task.folder.name)}; its rounds so far are in the table")
     except KeyboardInterrupt:
         print(
             "tacit: stopped; every round that was finished is saved, the same command goes on",

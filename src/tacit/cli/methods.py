@@ -75,7 +75,7 @@ def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
 
     from tacit.data import ArrayRecords, Population
     from tacit.engine import InProcess, Job, Local, Order, Visit
-    from tacit.engine.memory import MemoryStore
+    from tacit.engine.states import NONE, DirectoryStates
     from tacit.models import vit
     from tacit.tasks import Classification
     from tacit.vector import read_values
@@ -88,9 +88,9 @@ def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
         for name, algorithm in algorithms.items():
             torch.manual_seed(0)
             model = vit((1, 8, 8), 4, patch=4, width=48, depth=1, heads=2)
-            memory = Path(folder) / name
+            states = DirectoryStates(Path(folder) / name)
             job = Job(
-                model, Classification(), population, records, algorithm, Local(4, steps=1), 0, memory,
+                model, Classification(), population, records, algorithm, Local(4, steps=1), 0, states,
                 public=np.arange(4),
             )  # fmt: skip
             engine = InProcess(job)
@@ -98,8 +98,8 @@ def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
             message = algorithm.message(
                 algorithm.init(read_values(model, job.layout)[: job.layout.shared], job.layout)
             )
-            total, reports = engine.sum(Order(0, 0.1), message, [Visit(0, -1)])
-            kept = MemoryStore(memory).load(0, 0) if reports[0].remembers else {}
+            total, reports = engine.sum(Order(0, 0.1), message, [Visit(0)])
+            kept = states.load(0, reports[0].state or NONE)
             engine.close()
             found[name] = Traffic(
                 up=sum(v.numel() for v in total.values()) / size,

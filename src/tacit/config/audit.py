@@ -19,6 +19,7 @@ from tacit.config.build import build_job, build_sampling, build_settings
 from tacit.config.schema import Config
 from tacit.data import Dataset
 from tacit.data.identity import identify
+from tacit.engine import InProcessSettings
 from tacit.errors import UserError
 from tacit.federation import Federation, Tracker
 from tacit.federation.canaries import RecordCanaries, WatchedClients, WatchedExamples
@@ -74,7 +75,7 @@ def audit(
     config = config.model_copy(
         update={
             "privacy": config.privacy.model_copy(update={"entropy": "os"}),
-            "engine": config.engine.model_copy(update={"workers": 0}),
+            "engine": InProcessSettings(),
             "evaluate": config.evaluate.model_copy(
                 update={"every": config.rounds, "clients": 0, "tune": None, "layers": False}
             ),

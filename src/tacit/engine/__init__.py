@@ -1,22 +1,37 @@
 """Engines run clients. Which one runs a cohort changes how long it takes, and nothing else."""
 
 from tacit.engine.contract import Engine, Order, Report, Tune, Visit, shards
-from tacit.engine.inprocess import InProcess
+from tacit.engine.inprocess import InProcess, InProcessSettings
+from tacit.engine.kinds import AutoSettings, EngineSettings
 from tacit.engine.local import Local
-from tacit.engine.memory import MemoryStore
-from tacit.engine.pool import Pool
+from tacit.engine.pool import Pool, PoolSettings
+from tacit.engine.states import ClientStates, DirectoryStates
 from tacit.engine.worker import BUFFERS, ClientError, Job, Worker
+from tacit.section import Section
+
+ENGINES: dict[str, type[Section]] = {
+    "auto": AutoSettings,
+    "in-process": InProcessSettings,
+    "pool": PoolSettings,
+}
+"""Every kind that a config's `engine.kind` may name: the section it is, which opens it."""
 
 __all__ = [
     "BUFFERS",
+    "ENGINES",
+    "AutoSettings",
     "ClientError",
+    "ClientStates",
+    "DirectoryStates",
     "Engine",
+    "EngineSettings",
     "InProcess",
+    "InProcessSettings",
     "Job",
     "Local",
-    "MemoryStore",
     "Order",
     "Pool",
+    "PoolSettings",
     "Report",
     "Tune",
     "Visit",

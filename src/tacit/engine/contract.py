@@ -1,7 +1,7 @@
 """What crosses between the round loop and whatever runs the clients: named vectors and small plain values.
 
 An engine gets an `Order` (what to do this round), a message (named vectors) and the visits (which clients,
-and which version of its memory each holds). It gives back the sum of the clients' bounded uploads and a
+and which version of its state each holds). It gives back the sum of the clients' bounded uploads and a
 `Report` on each. Nothing else crosses, so an engine may be this process, a pool of processes, or machines
 far away.
 """
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, PositiveInt
 
+from tacit.engine.states import NONE
 from tacit.privacy.bounding import Bounding
+from tacit.section import section
 from tacit.vector import Vectors
 
 SHARDS, SHARD = 16, 8
@@ -43,19 +46,26 @@ class Order:
     """Client-level privacy: what is done to everything a client sends, taken together."""
 
 
-class Tune(NamedTuple):
-    """Local fine-tuning before a client's own evaluation: epochs of SGD over all parameters."""
+@section
+class Tune:
+    """Local fine-tuning for a client itself (the -FT methods): epochs of SGD over all parameters.
 
-    epochs: int
-    lr: float
-    momentum: float = 0.0
+    Nothing of it is sent. The defaults are ours: paper 002 says only that the server's model is fine-tuned
+    locally.
+    """
+
+    epochs: PositiveInt = 2
+    lr: PositiveFloat = 0.005
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Visit(NamedTuple):
-    """A client to visit, and the round in which its memory was last written (−1: it has none)."""
+    """A client to visit, and the version of its state that it starts from (`states.NONE`: it has none)."""
 
     client: int
-    memory: int
+    state: str = NONE
+    replay: int = 0
+    """How often the client was already played in this attempt at the round: its worker was lost."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +81,8 @@ class Report:
     norm: float
     """L2 norm of everything it sent, before any bound."""
     finite: bool
-    remembers: bool
-    """It wrote a memory for the next time it is drawn."""
+    state: str | None
+    """The version of its state that it wrote for the next time it is drawn, if it did."""
     notes: dict[str, float]
     """Means of what the algorithm noted in its steps."""
     seconds: float
@@ -88,6 +98,14 @@ Progress = Callable[[int], None]
 
 def ignore(done: int) -> None:
     """Progress that nobody watches."""
+
+
+Replay = Callable[[Sequence[Visit]], None]
+"""Told before clients are played a second time in one attempt at a round; may charge for it, or refuse."""
+
+
+def free(visits: Sequence[Visit]) -> None:
+    """Nothing has to be done before clients are played again."""
 
 
 class Engine(Protocol):
@@ -125,7 +143,7 @@ def shards(visits: Sequence[Visit], sizes: NDArray[np.int64]) -> list[list[Visit
     Floating-point sums depend on their order. Each shard is summed client by client and the shards are
     added in this order, so the result is the same bit for bit however many workers share them out.
 
-    >>> cohort = [Visit(c, -1) for c in range(3)]
+    >>> cohort = [Visit(c) for c in range(3)]
     >>> [[v.client for v in shard] for shard in shards(cohort, np.array([5, 9, 5]))]
     [[1], [0], [2]]
     """

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
-from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
+from tacit.engine.contract import Order, Progress, Replay, Report, Tune, Visit, free, ignore, shards
 from tacit.engine.guard import Shown
+from tacit.engine.kinds import Threads
 from tacit.engine.worker import Job, Worker
+from tacit.section import Section
 from tacit.vector import Vectors
+
+
+class InProcessSettings(Section):
+    """`engine: {kind: in-process}`: clients one after the other, in the main process."""
+
+    kind: Literal["in-process"] = "in-process"
+    threads: Threads = 1
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> InProcess:
+        return InProcess(job, self.threads)
 
 
 class InProcess:

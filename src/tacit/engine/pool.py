@@ -24,21 +24,23 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tacit.engine import shared
-from tacit.engine.contract import Order, Progress, Report, Tune, Visit, ignore, shards
+from tacit.engine.contract import Order, Progress, Replay, Report, Tune, Visit, free, ignore, shards
+from tacit.engine.kinds import Threads, Workers, cores
 from tacit.engine.shared import Place
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
+from tacit.section import Section
 from tacit.vector import Vectors
 
 QUEUE = 2
@@ -46,11 +48,6 @@ QUEUE = 2
 KEPT_FROM_WORKERS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """To stop is the round loop's to decide, also when the whole group or the service is told to."""
 Task = tuple[Any, ...]
-Replay = Callable[[Sequence[Visit]], None]
-
-
-def _free(visits: Sequence[Visit]) -> None:
-    """Nothing has to be done before clients are played again."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,19 @@ class _Process:
     failures: int = 0
 
 
+class PoolSettings(Section):
+    """`engine: {kind: pool}`: clients shared out among processes of this machine."""
+
+    kind: Literal["pool"] = "pool"
+    workers: Workers | Literal["auto"] = "auto"
+    """Processes; `auto` is one for each core."""
+    threads: Threads = 1
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Pool:
+        workers = min(cores(), max(cohort, 1)) if self.workers == "auto" else self.workers
+        return Pool(job, message, workers, self.threads, before_replay)
+
+
 class Pool:
     """A pool of worker processes. Start it once a run; close it at the end."""
 
@@ -93,7 +103,7 @@ class Pool:
         message: Vectors,
         workers: int,
         threads: int = 1,
-        before_replay: Replay = _free,
+        before_replay: Replay = free,
         patience: Patience | None = None,
     ) -> None:
         """`message` is an example of what will be sent: its names and lengths are fixed for the run."""
@@ -313,6 +323,10 @@ class Pool:
             )
         if worker.tasks and worker.tasks[0][0] == "sum":
             self._before_replay(worker.tasks[0][4])
+            worker.tasks[0] = (
+                *worker.tasks[0][:4],
+                [v._replace(replay=v.replay + 1) for v in worker.tasks[0][4]],
+            )
         self._start(worker)
         for task in worker.tasks:
             self._send(worker, task)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from tacit.engine.contract import Order, Report, Tune, Visit
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine, refuse_leaky_modules
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, nothing, workload
-from tacit.engine.memory import MemoryStore
+from tacit.engine.states import ClientStates, version
 from tacit.engine.work import LocalWork, mean_loss
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, plain_gradient
@@ -63,7 +62,7 @@ class Job:
     algorithm: Algorithm
     local: Local
     seed: int
-    memory: Path
+    states: ClientStates
     evaluation_batch: int = 500
     validating: bool = False
     """Judge clients by their own validation splits instead of their test splits."""
@@ -134,7 +133,6 @@ class Worker:
         keep_freed_memory()
         self.job = job
         self.flat = Flat(job.model, job.algorithm.personal_part)
-        self.memory = MemoryStore(job.memory)
         self._initial_personal = self.flat.personal.clone()
         example_level = isinstance(job.privacy, ExampleLevel)
         self._clipped = ClippedGradient(self.flat) if example_level else None
@@ -190,7 +188,7 @@ class Worker:
             losses=losses,
         )
         try:
-            sent, memory = job.algorithm.client(message, self.memory.load(client, visit.memory), work)
+            sent, state = job.algorithm.client(message, job.states.load(client, visit.state), work)
             shown.refuse_if_written()
             upload = received(sent, {name: t.numel() for name, t in into.items() if name != BUFFERS})
         except Exception as error:
@@ -203,8 +201,9 @@ class Worker:
         layers = job.layout.layer_norms(upload["delta"]).tolist() if job.layers else None
         norm, weight = self._add(order, client, upload, into, work.examples)
         finite = math.isfinite(norm)
-        if finite and memory:
-            self.memory.save(client, order.round, memory)
+        kept = version(order.round, order.attempt, visit.replay) if finite and state else None
+        if kept is not None:
+            job.states.save(client, kept, state)
         return Report(
             client=client,
             weight=weight,
@@ -213,7 +212,7 @@ class Worker:
             loss=mean_loss(losses),
             norm=norm,
             finite=finite,
-            remembers=finite and bool(memory),
+            state=kept,
             notes=work.notes,
             seconds=time.perf_counter() - start,
             layers=layers,
@@ -346,7 +345,7 @@ class Worker:
     def evaluate_client(self, message: Vectors, visit: Visit, tune: Tune | None = None) -> dict[str, float]:
         """Sums of the task's metrics over a client's own test split, with its own personal part."""
         job, client = self.job, visit.client
-        self.load(message, self.memory.load(client, visit.memory).get("personal"))
+        self.load(message, job.states.load(client, visit.state).get("personal"))
         if tune is not None and len(job.population.train(client)):
             self._tune(client, tune)
         own = job.population.validate(client) if job.validating else job.population.test(client)

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import UserError
+from tacit.federation import checkpoint as checkpoints
+from tacit.federation.room import Room
 from tacit.federation.statements import LEDGER, refuse_less_than_saved, write_statement
 from tacit.privacy import Charge, Ledger, Mechanism, Workload
 from tacit.privacy.statement import Tally
 from tacit.privacy.totals import Worst
+from tacit.vector import Vectors
 
 
 class Spending:
@@ -20,22 +23,24 @@ class Spending:
         self,
         mechanism: Mechanism | None,
         workload: Workload,
+        folder: Path,
         data: str = "",
         carried: Sequence[Charge] = (),
     ) -> None:
         """`data`: a fingerprint of what is protected. `carried`: what runs before it spent on the same
         data.
         """
-        self._mechanism, self._workload = mechanism, workload
+        self._mechanism, self._workload, self._folder = mechanism, workload, folder
+        self._room = Room(folder)
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
         self._tally = Tally()
 
-    def open(self, folder: Path, saved: Mapping[str, Any]) -> None:
+    def open(self, saved: Mapping[str, Any]) -> None:
         """The run begins, or goes on from a checkpoint that `saved` these facts about the ledger."""
         if self._mechanism is None:
             return
-        file = folder / LEDGER
+        file = self._folder / LEDGER
         if saved and not file.exists():
             raise UserError(f"{file} is gone, and with it what was spent; restore it, then resume")
         self.ledger = Ledger.open(file, self._mechanism.header(self._workload, self._data), self._carried)
@@ -56,6 +61,11 @@ class Spending:
         if charge is None or self._mechanism is None or self._mechanism.epsilon is None:
             return True
         return not self._open.would_exceed(charge, self._mechanism.epsilon)
+
+    def make_room(self, charge: Charge | None, vectors: Vectors) -> None:
+        """Have the disk's space for the checkpoint that follows a charge, or refuse before it is made."""
+        if charge is not None:
+            self._room.hold(checkpoints.size(vectors))
 
     def record(self, charge: Charge | None) -> None:
         """Put a charge on disk; what it pays for may be released after this returns."""
@@ -86,14 +96,17 @@ class Spending:
         contents = self._open.contents
         return {"charges": len(contents.charges), "head": contents.head}
 
-    def explain(self, folder: Path, final: bool = False) -> None:
-        """Write down what is guaranteed so far, if anything is."""
+    def explain(self, final: bool = False) -> None:
+        """Write down what is guaranteed so far, if anything is; a checkpoint follows, so its room is free."""
+        self._room.give_back()
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
             warnings = mechanism.warnings(workload)
-            write_statement(folder, mechanism, self._worst(final), self._tally, workload.population, warnings)
+            worst = self._worst(final)
+            write_statement(self._folder, mechanism, worst, self._tally, workload.population, warnings)
 
     def close(self) -> None:
+        self._room.give_back()
         if self.ledger is not None:
             self.ledger.close()
             self.ledger = None

@@ -2,7 +2,7 @@
 
 from tacit.optimizers.lamb import Lamb
 from tacit.optimizers.lars import Lars
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Warmup, Within
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Within
 from tacit.optimizers.server import ServerOptimizer
 
 __all__ = [
@@ -14,6 +14,5 @@ __all__ = [
     "PerRound",
     "Schedule",
     "ServerOptimizer",
-    "Warmup",
     "Within",
 ]

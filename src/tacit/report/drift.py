@@ -18,7 +18,7 @@ from torch import Tensor
 from tacit import randomness
 from tacit.algorithms import Algorithm, FedAdamW, FedAvg
 from tacit.engine import BUFFERS, Job, Order, Visit
-from tacit.engine.memory import NONE
+from tacit.engine.states import NONE
 from tacit.engine.worker import Worker
 from tacit.errors import UserError
 from tacit.vector import Vectors, read_buffers, read_values

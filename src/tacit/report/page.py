@@ -19,11 +19,12 @@ import numpy as np
 import yaml
 
 from tacit.errors import UserError
-from tacit.federation.files import write_atomically
+from tacit.federation.files import unsealed, write_atomically
 from tacit.federation.layers import by_kind, over_rounds
 from tacit.federation.statements import STATEMENT, read_statement
 from tacit.federation.tracking import troubles
 from tacit.privacy.statement import rounded_up
+from tacit.reading import read_text
 from tacit.report.chart import COLOURS, Chart, Point, Series, number, thinned
 from tacit.report.compare import Row, Run, Spread, judged_by
 
@@ -81,10 +82,11 @@ def last_stated(run: Run) -> Statement | str | None:
     if run.unit is None:
         return None
     try:
-        found: Statement = json.loads((run.folder / STATEMENT).read_text(encoding="utf-8"))
-        return found
-    except (OSError, ValueError):
+        return unsealed(read_text(run.folder / STATEMENT), indent=1)
+    except FileNotFoundError:
         return "nothing is saved yet"
+    except (OSError, ValueError) as error:
+        return f"{STATEMENT} is damaged ({error}); `tacit statement` reads the ledger itself"
 
 
 def body(

@@ -9,7 +9,7 @@ Two guarantees, by how cohorts are drawn (`tacit.privacy.mechanisms.correlated` 
   One turn of all groups is for each client one Gaussian query of sensitivity ‖c‖ on which it is there with
   that probability. Everyone pays for it when the turn begins.
 
-A torn round shares its coin with the rounds that follow it. Given the coin, what it let out is a Gaussian
+A round cut short shares its coin with the rounds after it. Given the coin, what it let out is a Gaussian
 query of sensitivity c₀ = 1, and (1 − q)·N(0) + q·N(1) against N(0) is post-processing of N(1) against N(0)
 for every q, also one that depends on answers before: so it is charged as a query on everyone, without
 amplification.

@@ -29,7 +29,7 @@ law, since Σ⟨g_t, u_t⟩ with u_t known before g_t and Σ‖u_t‖² padded t
 characteristic function is a product of conditional ones.
 
 A round that is played again after a crash gets fresh z and the saved n of the rounds before it. What the
-torn round let out is one more row of a query, as long as the longest row there is, and is charged so.
+interrupted round let out is one more row of a query, as long as the longest row there is, and is charged so.
 
 The noise of earlier rounds is secret for ever: it is in the run's checkpoints, which must not be shown.
 """

@@ -48,6 +48,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.errors import UserError
+from tacit.privacy.ahead import Drawn, ahead
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
@@ -191,7 +192,13 @@ class ExampleLevel(Mechanism):
         sensitivity = grid.radius * (1 + slack) + math.isqrt(dimension) + 1
         return self.noise * sensitivity
 
-    def privatize_(self, gradients: Tensor, bits: Bits, batch: float) -> Tensor:
+    def ahead(self, dimension: int, bits: Bits, batch: float) -> Bits | Drawn:
+        """What to give to `privatize_`, which may be making its noise from now on."""
+        if not self.noise:
+            return bits
+        return ahead(dimension, self._units(self._grid(dimension), dimension, batch), bits)
+
+    def privatize_(self, gradients: Tensor, bits: Bits | Drawn, batch: float) -> Tensor:
         """The private gradient g̃ = (1/B)[Σ clip_C(g_j) + N(0, σ²C² I)], in place.
 
         `gradients` is the float32 sum of clipped gradients over a Poisson batch (zeros if it was empty),
@@ -213,7 +220,10 @@ class ExampleLevel(Mechanism):
             whole *= unit / batch
             stretch[:] = whole
 
-        for_each_stretch(dimension, std, bits, add)
+        if isinstance(bits, Drawn):
+            bits.for_each_stretch(dimension, std, add)
+        else:
+            for_each_stretch(dimension, std, bits, add)
         return gradients
 
     # --- what a person is told --------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""What a config's `engine` section is: settings that can open an engine.
+
+One file for each kind, and one line in `tacit.engine.ENGINES`. An object of one's own with an `open` of this
+shape is passed to `tacit.run(engine=…)`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from pydantic import Field
+
+from tacit.engine.contract import Engine, Replay, free
+from tacit.section import Section
+from tacit.vector import Vectors
+
+if TYPE_CHECKING:
+    from tacit.engine.worker import Job
+
+Threads = Annotated[int, Field(ge=1, le=256)]
+"""Threads of each worker: more may change a result in its last bits."""
+Workers = Annotated[int, Field(ge=1, le=256)]
+
+
+class EngineSettings(Protocol):
+    """Settings of an engine; `kind` is its name in the registry."""
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Engine:
+        """Start the engine for a run.
+
+        Args:
+            job: all that workers need to play any client.
+            message: an example of what will be sent; its names and lengths are fixed for the run.
+            cohort: the number of clients expected in a round.
+            before_replay: to be told before any client is played a second time in a round.
+        """
+
+
+class AutoSettings(Section):
+    """`engine: {workers: auto}`: processes of this machine, or none where there is nothing to share out."""
+
+    kind: Literal["auto"] = "auto"
+    workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
+    """Processes; 0 runs clients in the main process; `auto` is one for each core."""
+    threads: Threads = 1
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Engine:
+        from tacit.engine.inprocess import InProcess
+        from tacit.engine.pool import Pool
+
+        workers = min(cores(), cohort) if self.workers == "auto" else self.workers
+        if workers == 0 or (workers == 1 and self.workers == "auto"):
+            return InProcess(job, self.threads)
+        return Pool(job, message, workers, self.threads, before_replay)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    affinity: Callable[[int], Any] | None = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

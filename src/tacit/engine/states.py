@@ -1,0 +1,125 @@
+"""Client state: what clients keep between rounds (control variates, personal heads), in versions.
+
+A version is named by the round, the attempt at that round and the play of the client in it. A new one never
+overwrites another: the round loop decides which counts, and records that, with its hash, in its checkpoint.
+So a run killed at any moment resumes with exactly the states of its checkpoint, and a worker that was given
+up for lost, but still writes, writes to a version that nobody will name. On a real client the store is the
+client's own disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tacit.errors import UserError
+from tacit.reading import read_bytes
+from tacit.vector import Vectors
+
+STATES = "client-states"
+"""The folder of a run that holds them."""
+NONE = ""
+"""The version of a client that has no state yet."""
+
+
+def version(round: int, attempt: int, replay: int) -> str:
+    """The name of what a client keeps from one play of one attempt at a round."""
+    return f"{round}-{attempt}-{replay}"
+
+
+class ClientStates(Protocol):
+    """Where client state is kept. Workers load and save; the round loop does the rest."""
+
+    def load(self, client: int, version: str) -> Vectors:
+        """A version of a client's state; empty for `NONE`."""
+
+    def save(self, client: int, version: str, state: Mapping[str, Tensor]) -> None:
+        """Keep a version, whole or not at all."""
+
+    def digest(self, client: int, version: str) -> str:
+        """A hash of a version; ValueError if it is not there."""
+
+    def sync(self, versions: Mapping[int, str]) -> None:
+        """Return when these versions would survive a power cut: a checkpoint is about to rely on them."""
+
+    def prune(self, client: int, keep: set[str]) -> None:
+        """Remove all versions of a client except those that a checkpoint still names."""
+
+    def clear(self) -> None:
+        """Forget everything (a run that starts again from nothing)."""
+
+
+class DirectoryStates:
+    """Client states under a directory: `CLIENT // 1000 / CLIENT / VERSION.safetensors`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def load(self, client: int, version: str) -> Vectors:
+        if version == NONE:
+            return {}
+        file = self.file(client, version)
+        try:
+            vectors: Vectors = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{file}: this client's state cannot be read ({error}); restore it") from None
+        return vectors
+
+    def save(self, client: int, version: str, state: Mapping[str, Tensor]) -> None:
+        folder = self.file(client, version).parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = folder / f"{version}.partial"
+        # Copies: safetensors refuses vectors that share memory, and a client may still hold on to them.
+        vectors = {name: v.detach().as_subclass(Tensor).clone().contiguous() for name, v in state.items()}
+        try:
+            save_file(vectors, partial)
+            partial.chmod(0o600)  # it is made of one client's records
+            partial.replace(folder / f"{version}.safetensors")
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"{folder}: the client's state could not be written ({error}); make room, then resume"
+            ) from None
+
+    def digest(self, client: int, version: str) -> str:
+        file = self.file(client, version)
+        if not file.exists():
+            raise ValueError(f"{file} is missing")
+        return blake2b(read_bytes(file), digest_size=16).hexdigest()
+
+    def sync(self, versions: Mapping[int, str]) -> None:
+        folders: set[Path] = {self.root} if versions else set()
+        for client, version in versions.items():
+            file = self.file(client, version)
+            _sync(file)
+            folders |= {file.parent, file.parent.parent}
+        for folder in folders:
+            _sync(folder)
+
+    def prune(self, client: int, keep: set[str]) -> None:
+        kept = {f"{version}.safetensors" for version in keep}
+        for file in self.file(client, NONE).parent.glob("*"):
+            if file.name not in kept:
+                file.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def file(self, client: int, version: str) -> Path:
+        """Where a version of a client's state is."""
+        return self.root / str(client // 1000) / str(client) / f"{version}.safetensors"
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
