@@ -8,10 +8,11 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "randomness", "reading", "section"},
+    {"errors", "lazy", "randomness", "reading", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},
+    {"secure"},
     {"algorithms"},
     {"data"},
     {"models", "tasks"},

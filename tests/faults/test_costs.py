@@ -27,7 +27,8 @@ RUNS: dict[str, tuple[Mechanism, Workload]] = {
 
 
 def play(spending: Spending, mechanism: Mechanism, workload: Workload, round: int) -> None:
-    spending.record(mechanism.charge(round, mechanism.sample(round, 0, workload), workload))
+    cohort = mechanism.sample(round, 0, workload)
+    spending.record(mechanism.charge(round, cohort, workload), cohort)
 
 
 @pytest.mark.parametrize("kind", list(RUNS))

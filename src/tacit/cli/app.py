@@ -21,7 +21,7 @@ from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.report import board, report
-from tacit.cli.users import test
+from tacit.cli.test import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
 
@@ -150,6 +150,9 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Go on to this round instead of the config's.")
     ] = None,
+    device: Annotated[
+        list[str], typer.Option(help="Compute there instead: cpu, cuda, cuda:1, … Repeatable.")
+    ] = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its newest sound checkpoint.
@@ -164,7 +167,11 @@ def resume(
 
     console = _console(as_json)
     console.print(f"resuming [bold]{escape(str(folder))}[/bold]")
-    _finish(api.resume(folder, trackers=_progress(console), rounds=rounds), console, as_json)
+    _finish(
+        api.resume(folder, trackers=_progress(console), rounds=rounds, device=device or None),
+        console,
+        as_json,
+    )
 
 
 @app.command()

@@ -34,7 +34,7 @@ from tacit.errors import UserError
 from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
-from tacit.models.trained import adapt, train_only
+from tacit.models.lora import adapt, train_only
 from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
@@ -253,13 +253,13 @@ def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
             "evaluate.layers: exact norms of protected clients' updates are outside any guarantee; leave it "
             "out, or set privacy.entropy to seed, which makes the run a simulation"
         )
-    if privacy is not None and privacy.metrics is not None and privacy.entropy == "os":
-        _refuse_exact(config)
     if algorithm.needs_steps and privacy is not None and privacy.unit == "client" and not config.local.steps:
         raise UserError(
             f"local.epochs: {config.method.name} uses the number of local steps, which would tell of "
             "the protected clients' sizes; set local.steps instead"
         )
+    if privacy is not None and privacy.metrics is not None and privacy.entropy == "os":
+        _refuse_exact(config)
     if algorithm.needs_public and not config.data.public:
         raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
     if algorithm.personal_part and config.privacy is not None and config.privacy.unit == "example":
@@ -343,7 +343,15 @@ def build_privacy(
     options: dict[str, Any] = {} if section.noise_at == "server" else {"noise_at": section.noise_at}
     if section.adaptive is not None:
         options |= section.adaptive.model_dump()
-    kind = section.unit if section.adaptive is None else "adaptive-clip"
+    kind: str = section.unit if section.adaptive is None else "adaptive-clip"
+    if section.aggregation == "secure":
+        if section.unit == "example" or section.adaptive is not None or section.mechanism is not None:
+            raise UserError(
+                "privacy.aggregation: secure is for whole clients, with independent noise and one clipping "
+                "norm; set unit: client, and leave out privacy.adaptive and privacy.mechanism"
+            )
+        shares = {"threshold": section.threshold, "colluding": section.colluding}
+        kind, options = "secure", options | {name: v for name, v in shares.items() if v is not None}
     if section.mechanism is not None:
         if section.adaptive is not None:
             raise UserError(

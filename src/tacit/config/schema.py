@@ -28,7 +28,7 @@ from pydantic import (
 from tacit.config.imports import as_name
 from tacit.data.augment import Augment
 from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
-from tacit.models.trained import Lora
+from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
 from tacit.privacy.conventions import to_sum
@@ -379,6 +379,12 @@ class PrivacySettings(Section):
     epsilon: PositiveFloat | None = None
     """The budget: the run stops before it would be exceeded."""
     noise_at: Literal["server", "clients"] = "server"
+    aggregation: Literal["plain", "secure"] = "plain"
+    """`secure`: the server sees masked uploads and their sum, and clients make the noise (client level)."""
+    threshold: Annotated[float, Field(gt=0.5, le=1)] | None = None
+    """Secure aggregation: the share of a cohort that must stay to a round's end; left out, two thirds."""
+    colluding: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Secure aggregation: the share of a cohort that may collude with the server; left out, a tenth."""
     entropy: Literal["os", "seed"] = "os"
     """Where coins and noise come from: the operating system, or the run's seed (a simulation, no claim)."""
     adaptive: AdaptiveClipping | None = None
@@ -405,6 +411,10 @@ class PrivacySettings(Section):
     def _noise_or_budget(self) -> Self:
         if self.noise is None and self.epsilon is None:
             raise ValueError("give privacy.noise, or privacy.epsilon to have the noise found for it")
+        if self.aggregation == "plain" and (self.threshold, self.colluding) != (None, None):
+            raise ValueError(
+                "threshold and colluding are of `aggregation: secure`; add it, or leave them out"
+            )
         return self
 
 

@@ -125,18 +125,16 @@ class Pristine:
                 parameter.requires_grad_(trained)
             if parameter.grad is not grad:
                 parameter.grad = grad
-        for _, raw, copy in self._kept:
-            if not _same_bytes(raw, copy):
-                if raw.untyped_storage().nbytes() < raw.numel():
-                    raw.untyped_storage().resize_(raw.numel())
-                raw.copy_(copy)
+        for _, raw, copy in self._written():
+            if raw.untyped_storage().nbytes() < raw.numel():
+                raw.untyped_storage().resize_(raw.numel())
+            raw.copy_(copy)
 
     # --- after a gradient -------------------------------------------------------------------------------
 
     def refuse_changes(self) -> None:
         """Raise if anything is not as it was, by its name. Large tensors: by their counters alone."""
-        name = next(self._changed(), None)
-        if name is not None:
+        for name in sorted(self._changed(), key=_private):
             raise UserError(
                 f"{name} changes as records pass, so it remembers them without clipping or noise; use a "
                 "layer that keeps nothing between batches"
@@ -152,9 +150,17 @@ class Pristine:
             if tensor.data_ptr() != pointer or tensor.shape != first.shape:
                 yield name
         yield from (name for name, tensor, version in self._counted if tensor._version != version)
-        for name, raw, copy in self._kept:
-            if not _same_bytes(raw, copy):
-                yield name
+        yield from (name for name, _, _ in self._written())
+
+    def _written(self) -> list[tuple[str, Tensor, Tensor]]:
+        """The tensors whose bytes are not what they were."""
+        if not self._kept or self._kept[0][1].device.type == "cpu":
+            return [item for item in self._kept if not _same_bytes(item[1], item[2])]
+        # One answer for all of them: every question by itself would wait for the device.
+        differ = torch.stack([(raw != copy).any() for _, raw, copy in self._kept])
+        if not bool(differ.any()):
+            return []
+        return [item for item, changed in zip(self._kept, differ.tolist(), strict=True) if changed]
 
     # --- after a shard ----------------------------------------------------------------------------------
 
@@ -417,6 +423,11 @@ def _same(one: Any, two: Any) -> bool:
     if isinstance(one, dict):
         return tuple(one) == tuple(two) and all(map(_same, one.values(), two.values()))
     return isinstance(one, (*_PLAIN, bytearray, set, frozenset)) and bool(one == two)
+
+
+def _private(name: str) -> bool:
+    """Whether this is torch's own name for something, that has a name of the model's too: a new buffer."""
+    return "'_" in name or "._" in name
 
 
 def _join(path: str, key: object) -> str:

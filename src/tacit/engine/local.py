@@ -183,7 +183,9 @@ class PrivateGradients:
         clip = self.mechanism.clip
         bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
         self.masks()
-        noise = self.mechanism.ahead(flat.grad.numel(), self.noise, self.expected_batch)
+        noise = self.mechanism.ahead(
+            flat.grad.numel(), self.noise, self.expected_batch, flat.grad.device.type != "cpu"
+        )
         losses = self._sum(flat, parts, task, bound, scale)
         if self.model is not None:
             self.model.refuse_changes()

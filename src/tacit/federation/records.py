@@ -16,16 +16,18 @@ from tacit.privacy import Bounding
 
 
 def record_of(server: Server, outcome: Outcome) -> Record:
-    """The record of the round that the server has just finished, before anything is evaluated."""
-    told: Record = {"round": server.round, "lr": outcome.order.lr}
-    if "bound" in server.mechanism_state:
-        told["clip"] = server.mechanism_state["bound"]
-    return told | withheld(server.job.privacy, _exact(server, outcome)) | outcome.private
+    """The record of the round that the server has just finished, before anything is evaluated.
+
+    Exact numbers about its clients are for the researcher; a deployment has private ones in their place.
+    """
+    told = withheld(server.job.privacy, _exact(server, outcome)) | outcome.measured
+    state = server.mechanism_state
+    clip = {"clip": state["bound"]} if "bound" in state else {}
+    return {"round": server.round, "lr": outcome.order.lr} | told | clip
 
 
 def _exact(server: Server, outcome: Outcome) -> Record:
-    """Exact numbers about the round's clients, for the researcher."""
-    reports, order, job = outcome.reports, outcome.order, server.job
+    reports, job = outcome.reports, server.job
     finite = [r for r in reports if r.finite]
     record: Record = {"clients": len(finite)}
     if finite:
@@ -44,7 +46,7 @@ def _exact(server: Server, outcome: Outcome) -> Record:
         record["skipped"] = sorted(r.client for r in reports if not r.finite)
     record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in outcome.message.values())
     record["bytes_up"] = 4 * len(reports) * sum(job.upload_sizes.values())
-    return record | _clipped(reports, order.bounding)
+    return record | _clipped(reports, outcome.order.bounding)
 
 
 def _clipped(reports: Sequence[Report], bounding: Bounding | None) -> Record:

@@ -14,6 +14,7 @@ from tacit.federation.layers import server_statistics
 from tacit.federation.measures import own_accuracies, seen
 from tacit.federation.server import Server
 from tacit.federation.spending import Spending
+from tacit.federation.tracking import Record
 from tacit.privacy import Aggregation, Arrivals, Bounding
 from tacit.vector import Vectors
 
@@ -28,8 +29,8 @@ class Outcome:
     order: Order
     message: Vectors
     reports: Sequence[Report]
-    private: dict[str, float]
-    """Private metrics: released, and so for anyone's."""
+    measured: Record = field(default_factory=dict)
+    """Private metrics of the clients, released and paid for with the round."""
     server_layers: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -51,37 +52,36 @@ def play(
     spending.make_room(charge, server.vectors())
     # 3. What goes down.
     bounding = mechanism.bounding(server.mechanism_state, job.upload_sizes, server.layout, len(cohort))
-    order, message, state = server.order(attempt, bounding), server.message(), server.mechanism_state
-    visits = server.visits(cohort)
+    order, message, visits = server.order(attempt, bounding), server.message(), server.visits(cohort)
     tests = own_accuracies(engine, job.privacy, message, visits)
     # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released: before
     # the clients start where what they send is already a release, else before the sum gets its noise.
     if mechanism.clients_release:
-        spending.record(charge)
+        spending.record(charge, cohort)
     total, reports = engine.sum(order, message, visits, lambda done: progress(done, len(visits)))
     if not server.protects_clients:
         # A stop is an answer too. Under a client's protection the round is played to its end: clients who
         # sent nothing of use count as zero, and the noise hides how many they were.
         refuse_if_none_finite(n, reports)
     if not mechanism.clients_release:
-        spending.record(charge)
+        spending.record(charge, cohort)
     # 6. The only way from uploads to the server, and 7. its step.
     server.whole = False
     exact = _before_noise(server, mechanism, total, bounding) if job.layers else None
-    arrivals = _arrivals(reports, bounding)
+    arrivals, state = _arrivals(reports, bounding, len(visits)), server.mechanism_state
     mean, server.mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
-    private = (
-        {} if job.privacy is None else job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
-    )
+    measured: Record = {}
+    if job.privacy is not None:
+        measured = job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
     if mean is not None:
         clients = len(job.population)
         server.step(mean, order.lr, mechanism.expected(clients) / clients)
     # 8. What is kept; what is told, tested and saved is the run's callbacks' business.
     server.finish(reports)
     if exact is None or mean is None:
-        return Outcome(order, message, reports, private)
+        return Outcome(order, message, reports, measured)
     layers = server_statistics(server.layout, exact, mean["delta"])
-    return Outcome(order, message, reports, private, layers)
+    return Outcome(order, message, reports, measured, layers)
 
 
 def refuse_if_none_finite(round: int, reports: Sequence[Report]) -> None:
@@ -104,12 +104,13 @@ def _before_noise(
     return bounding.grid.decoded(delta.clone(), 1 / expected)
 
 
-def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:
+def _arrivals(reports: Sequence[Report], bounding: Bounding | None, drawn: int) -> Arrivals:
     """What the mechanism needs to know of the clients' reports."""
     norm = math.inf if bounding is None else bounding.bound.bound
     return Arrivals(
-        drawn=len(reports),
+        drawn=drawn,
         arrived=sum(report.finite for report in reports),
         within=sum(report.finite and report.norm <= norm for report in reports),
         weight=sum(report.weight for report in reports),
+        missing=drawn - len(reports),
     )

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from tacit.engine import Engine, Job, Visit
+from tacit.engine.secure import Secured
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
@@ -25,7 +26,15 @@ from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SPENT
 from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, read_metrics
-from tacit.privacy import Aggregation, Charge, Sampling, Unprotected, refuse_batch_norm, refuse_weights
+from tacit.privacy import (
+    Aggregation,
+    Charge,
+    Sampling,
+    SecureSum,
+    Unprotected,
+    refuse_batch_norm,
+    refuse_weights,
+)
 
 
 class Federation:
@@ -62,8 +71,7 @@ class Federation:
     def run(self) -> Result:
         """Train to the last round; stop early, saved, when asked to (Ctrl-C or SIGTERM)."""
         server, settings = self.server, self.settings
-        cohort = math.ceil(self.mechanism.expected(len(self.job.population)))
-        engine = settings.engine.open(self.job, server.message(), cohort, self._charge_again)
+        engine = self._engine()
         try:
             self._begin()
             with stop_requested() as stop:
@@ -98,6 +106,11 @@ class Federation:
         metrics = read_metrics(self.folder / "metrics.jsonl")
         finished = server.round == settings.rounds or self.stopped is not None
         return Result(self.folder, self.job.model, metrics, finished, self.stopped)
+
+    def _engine(self) -> Engine:
+        cohort, privacy = math.ceil(self.mechanism.expected(len(self.job.population))), self.job.privacy
+        engine = self.settings.engine.open(self.job, self.server.message(), cohort, self._charge_again)
+        return Secured(engine, self.job, privacy) if isinstance(privacy, SecureSum) else engine
 
     def _begin(self) -> None:
         """Whatever may refuse comes first: a run that is refused leaves everything as it was."""
@@ -151,18 +164,17 @@ class Federation:
         """
         if self.job.privacy is None or not self.mechanism.clients_release or self.job.privacy.simulated:
             return
-        round, clients = self.server.round, np.array([v.client for v in visits])
-        charge = self.mechanism.charge(round, clients, self.job.workload)
+        round, cohort = self.server.round, np.array([v.client for v in visits])
+        charge = self.mechanism.charge(round, cohort, self.job.workload)
         if not self.spending.affords(charge):
             raise UserError(
                 "a worker process was lost, and to play its clients again would exceed the privacy budget; "
                 f"the round was dropped, and round {round} is saved"
             )
-        self.spending.record(charge)
+        self.spending.record(charge, cohort)
 
     def _progress(self, done: int, cohort: int) -> None:
-        privacy = self.job.privacy
-        if privacy is not None and privacy.withholds and privacy.unit == "client":
+        if self.server.protects_clients and self.job.privacy is not None and self.job.privacy.withholds:
             return  # how many take part is exact, too
         for tracker in self.trackers:
             tracker.clients(done, cohort)

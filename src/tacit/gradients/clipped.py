@@ -30,10 +30,11 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import UserError
+from tacit.gradients import generators
 from tacit.gradients.fallback import record_gradients
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.proof import Book, Coins, Known
-from tacit.gradients.records import Explicit, PerRecord
+from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
 from tacit.gradients.tape import Tape, Unsupported
@@ -78,7 +79,7 @@ class ClippedGradient:
             raise UserError(f"micro_batch is {micro_batch}; it counts records, so give 1 or more")
         self.flat = model if isinstance(model, Flat) else Flat(model)
         refuse_mixing_modules(self.flat.module)
-        self._micro_batch = micro_batch
+        self._micro_batch, self._device = micro_batch, self.flat.grad.device
         self._precondition: Tensor | None = None
         parameters = dict(self.flat.module.named_parameters())
         self._parameters = {s.name: parameters[s.name] for s in self.flat.layout.segments}
@@ -161,16 +162,22 @@ class ClippedGradient:
 
         def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
             tape, values = self._proved(few, still, Coins())
-            forms = tape.backward(values)
-            return [None if form is None else form[0].explicit().sum(0) for form in forms], values.detach()
+            forms, values = tape.backward(values), values.detach()
+            sums: list[Tensor | None] = []
+            for form, parameter in zip(forms, self._parameters.values(), strict=True):
+                total = None if form is None else in_full(torch.zeros_like(parameter.detach()))
+                if form is not None and total is not None:
+                    form[0].add_weighted(in_full(torch.ones_like(values)), total)
+                sums.append(total)
+            return sums, values
 
-        with exactly(self.flat.grad.device.type), suppress(Unsupported):
+        with exactly(self._device.type), suppress(Unsupported):
             experiment(self.flat.module, self._parameters, batch, losses, together)
 
     def _survey(self, batch: Batch, losses: Losses) -> Survey:
         module = self.flat.module
         shapes = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in batch.items())
-        key = (shapes, module.training, torch.is_autocast_enabled("cpu"))
+        key = (shapes, module.training, torch.is_autocast_enabled(self._device.type))
         if key not in self._surveys:
             pair = {name: tensor[:2] for name, tensor in batch.items()}
             self._known.add(losses)
@@ -205,7 +212,7 @@ class ClippedGradient:
         module = self.flat.module
         if not self._settled:
             # What a model makes on its first call and keeps (a table of positions) is made now.
-            with torch.random.fork_rng(), torch.no_grad():
+            with generators.forked(self._device), torch.no_grad():
                 losses(module, {name: tensor[:1] for name, tensor in batch.items()})
             self._settled = True
         if coins.python is None:
@@ -223,7 +230,8 @@ class ClippedGradient:
         size, book, module = batch_size(batch), self._book, self.flat.module
         self._known.add(losses)
         book.tidy()
-        kind = (size, module.training, torch.is_autocast_enabled("cpu"), *(t.shape for t in batch.values()))
+        autocast = torch.is_autocast_enabled(self._device.type)
+        kind = (size, module.training, autocast, *(t.shape for t in batch.values()))
         if coins.python is not None:
             coins.restore()
         elif book.volatile or kind not in book.steady:
@@ -253,11 +261,11 @@ class ClippedGradient:
         """Run the model on another number of records with the same coins, and compare what it did."""
         size = batch_size(batch)
         other = 3 if size == 2 else 2
-        chosen = torch.arange(other) % size
+        chosen = torch.arange(other, device=next(iter(batch.values())).device) % size
         tape = self._tape({name: tensor[chosen] for name, tensor in batch.items()}, coins, replay=True)
         after = Coins()
         after.save()
-        with torch.random.fork_rng():
+        with generators.forked(self._device):
             coins.restore()
             try:
                 with tape:

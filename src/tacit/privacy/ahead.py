@@ -30,9 +30,12 @@ MOST = 1 << 20
 """Coordinates that are drawn ahead; more of them would take memory beside the gradient's own."""
 
 
-def ahead(count: int, std: float, bits: Bits) -> Bits | Drawn:
-    """Begin to draw, where that pays: on several cores, and numbers that take little room; else `bits`."""
-    if not std or count > MOST or torch.get_num_threads() == 1:
+def ahead(count: int, std: float, bits: Bits, elsewhere: bool = False) -> Bits | Drawn:
+    """Begin to draw, where that pays: on several cores, and numbers that take little room; else `bits`.
+
+    `elsewhere`: what they are for is computed on another device, so the host is free.
+    """
+    if not std or (not elsewhere and (count > MOST or torch.get_num_threads() == 1)):
         return bits
     return Drawn(count, std, bits)
 
@@ -47,13 +50,18 @@ class Drawn:
 
     def for_each_stretch(self, count: int, std: float, use: Callable[[int, NDArray[np.int64]], None]) -> None:
         """As `gaussian.for_each_stretch`, with what was drawn."""
+        draws = self.take(count, std)
+        for start in range(0, count, STRETCH):
+            use(start, draws[start : start + STRETCH])
+
+    def take(self, count: int, std: float) -> NDArray[np.int64]:
+        """All of what was drawn, once."""
         if self._draws is None:
             raise RuntimeError("this noise has been used, and none is used twice")
         if self._what != (count, std):
             raise RuntimeError(f"noise for {self._what} was asked to serve {(count, std)}")
         draws, self._draws = self._draws.result(), None
-        for start in range(0, count, STRETCH):
-            use(start, draws[start : start + STRETCH])
+        return draws
 
 
 @cache

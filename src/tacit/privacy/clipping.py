@@ -134,7 +134,7 @@ class Bound:
     def apply(self, uploads: Vectors) -> tuple[Vectors, float]:
         """Bounded copies of `uploads` in float32, and their joint norm before that."""
         norm, factors = self.scales(uploads)
-        bounded = {name: torch.zeros(size) for name, size in self.sizes.items()}
+        bounded = {name: torch.zeros(size, device=uploads[name].device) for name, size in self.sizes.items()}
         for name, part, values in self._pieces(uploads, factors):
             bounded[name][part] = values.float()
         return bounded, norm

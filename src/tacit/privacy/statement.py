@@ -132,16 +132,18 @@ def make_statement(
     population: int,
     groups: Sequence[int] = (),
     warnings: Sequence[str] = (),
+    seen: Sequence[Charge] | None = None,
 ) -> Statement:
     """What the charges of a ledger add up to, also for `groups` of so many units (which takes seconds).
 
-    `warnings`: what the mechanism had to say of its settings.
+    `warnings`: what the mechanism had to say of its settings. `seen`: charges of the server's own ledger.
     """
     tally = Tally()
     for charge in charges:
         tally.add(charge)
     worst = replay(charges).worst(mechanism.delta)
-    return state(mechanism, worst, tally, population, groups, warnings)
+    against = None if seen is None else replay(seen).worst(mechanism.delta).epsilon.value
+    return state(mechanism, worst, tally, population, groups, warnings, against)
 
 
 @dataclass
@@ -168,10 +170,12 @@ def state(
     population: int,
     groups: Sequence[int] = (),
     warnings: Sequence[str] = (),
+    seen: float | None = None,
 ) -> Statement:
-    """The statement of a run whose worst client has these totals."""
+    """The statement of a run whose worst client has these totals; `seen`: its ε against the server."""
     epsilon = worst.epsilon
     said = mechanism.describe(population, epsilon.value, worst.profile)
+    server = mechanism.against_server(seen)
     return Statement(
         unit=mechanism.unit,
         relation=mechanism.relation,
@@ -188,7 +192,7 @@ def state(
         rounds=tally.rounds,
         repeated=tally.rounds - len(tally.attempts),
         carried=tally.carried,
-        observers=said.observers,
+        observers=said.observers if server is None else (*said.observers, server),
         not_covered=said.not_covered,
         groups=tuple((k, mechanism.group_epsilon(worst.profile, k)) for k in groups),
         warnings=(*warnings, *_weak(epsilon.value)),

@@ -14,6 +14,7 @@ from tacit.privacy.mechanisms.blt import BltNoise
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.mechanisms.example import ExampleLevel
 from tacit.privacy.mechanisms.plain import Unprotected
+from tacit.privacy.mechanisms.secure import SecureSum
 from tacit.privacy.metrics import Metrics
 from tacit.privacy.sampling import FixedSize, Poisson
 
@@ -25,6 +26,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         ExampleLevel,
         BltNoise,
         BandedNoise,
+        SecureSum,
     )
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "ExampleLevel",
     "Mechanism",
     "Observer",
+    "SecureSum",
     "Unprotected",
     "Workload",
     "plain_mechanism",

@@ -73,6 +73,8 @@ class Arrivals:
     """Those whose norm was within the clipping norm in force."""
     weight: float = 0.0
     """The sum of their weights."""
+    missing: int = 0
+    """Those of whom nothing came, not even a share of the noise (secure aggregation)."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,20 @@ class Mechanism(Aggregation):
     def group_epsilon(self, spent: Profile, size: int) -> float:
         """ε for `size` units together, each of which has spent this."""
         return group_epsilon(dict(spent), self.delta, size)
+
+    # --- what a server that is no more than curious may learn -------------------------------------------
+
+    def seen_header(self, data: str) -> Header | None:
+        """The first line of a second ledger, of what the server sees; None if it is not protected from."""
+        return None
+
+    def seen_by_server(self, round: int, cohort: Ids) -> Charge | None:
+        """What a round with this cohort costs against the server."""
+        return None
+
+    def against_server(self, epsilon: float | None) -> Observer | None:
+        """The statement's line on the server, by that second ledger; None if `describe` has said it all."""
+        return None
 
     # --- what a person is told --------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from typing import ClassVar, Literal, Self
 from tacit.errors import UserError
 from tacit.privacy.bits import Ids
 from tacit.privacy.bounding import Bounding
-from tacit.privacy.events import FixedSizeGaussian, PoissonGaussian, Relation, SampledGaussian, Spend
+from tacit.privacy.events import Relation, Spend
 from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
@@ -47,20 +47,14 @@ from tacit.privacy.mechanisms.base import (
     Workload,
 )
 from tacit.privacy.metrics import Seen
-from tacit.privacy.sampling import Poisson, Sampling
+from tacit.privacy.sampling import Poisson
+from tacit.privacy.steps import round_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
 NoiseAt = Literal["server", "clients"]
 LEAST_SHARE = 16.0
 """Least standard deviation of a client's share of the noise, in grid units."""
-
-
-def round_event(sampling: Sampling, population: int, noise: float) -> SampledGaussian:
-    """One round, as the accountant knows it."""
-    if isinstance(sampling, Poisson):
-        return PoissonGaussian(sampling.rate, noise)
-    return FixedSizeGaussian(sampling.size, population, noise)
 
 
 @dataclass(frozen=True)
