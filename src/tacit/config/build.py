@@ -35,7 +35,7 @@ from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.lora import adapt, train_only
-from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Metrics, Poisson, Sampling
+from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
 LANGUAGE = "language"
@@ -366,7 +366,7 @@ def build_privacy(
             "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
             "level each client noises its own gradients: leave them out, or set unit: client"
         )
-    metrics = None if section.metrics is None else Metrics(**section.metrics.model_dump())
+    metrics = section.metrics
     if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):
         raise UserError(
             "privacy.metrics.accuracy: it is of whole clients on test records of their own; set unit: client "
