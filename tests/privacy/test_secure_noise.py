@@ -1,4 +1,4 @@
-"""Noise in integer shares: the theorem by brute force, sizes, top-ups, two numbers in statement and ledger."""
+"""Noise in integer shares: the theorem by brute force, sizes, top-ups, and two numbers in the statement."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_divergence_of_sums_is_at_most_the_gaussian_mechanisms(shares: int, 
         mu = moved / (std * math.sqrt(shares))
         assert found <= math.exp(slack) * gaussian_delta(mu, max(eps - 2 * slack, 0)) + 1e-12
         if gaussian_delta(mu, eps) > 1e-4:
-            assert found > gaussian_delta(mu, eps) / 2  # and nearly that much
+            assert found > gaussian_delta(mu, eps) / 3  # and nearly that much
         if shares > 1:  # one client's own share would not do
             assert found < hockey_stick(np.roll(rounded_pmf(std), moved), rounded_pmf(std), eps) / 1.05
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import tacit
+from tacit.config.build import build_job
 from tacit.engine import InProcess, Order, Visit
 from tacit.engine.secure import Secured
 from tacit.errors import UserError
@@ -75,8 +77,6 @@ def test_processes_give_the_same_bits(config, dataset) -> None:
 
 def test_what_the_servers_part_hears_is_masked(config, dataset, monkeypatch) -> None:
     """Two clients' uploads, heard by the server: they look uniform, and the sum is that of the engine."""
-    from tacit.config.build import build_job
-
     job = build_job(config(privacy=SECURE), Path("run"), dataset=dataset)
     inner = InProcess(job)
     bounding = job.privacy.bounding({}, job.upload_sizes, job.layout, 4)
@@ -157,10 +157,17 @@ def test_dropouts_are_left_out_and_their_noise_is_made_up_for(config, dataset, m
     assert len(Ledger.read(Path("torn/ledger.jsonl")).charges) == 1
 
 
-def test_an_empty_cohort_is_noise(config, dataset) -> None:
-    rare = config(rounds=3, cohort=1, privacy=SECURE | {"noise": 2.0}, seed=4)
-    result = tacit.run(rare, "run", dataset=dataset)
-    assert 0 in [record["clients"] for record in result.metrics] or len(result.metrics) == 3
+def test_an_empty_cohort_is_noise_like_any_other(config, dataset) -> None:
+    """Cohorts of 4, 0, 1 and 0 clients who learn nothing: four times the same noise, to 5 standard errors."""
+    privacy = SECURE | {"noise": 2.0}
+    settings = config(rounds=4, cohort=1, privacy=privacy, seed=3, local__lr=1e-30, model__hidden=[64])
+    before = values(build_job(settings, Path("before"), dataset=dataset).model).clone()
+    result = tacit.run(settings, "run", dataset=dataset)
+    assert [record["clients"] for record in result.metrics] == [4, 0, 1, 0]
+    moved = (values(result.model) - before).double()
+    expected = math.sqrt(4) * 2.0 * 0.5 / math.sqrt(2 / 3)
+    assert abs(moved.std().item() / expected - 1) < 5 / math.sqrt(2 * moved.numel())
+    assert len(Ledger.read(Path("run") / SEEN).charges) == 4
 
 
 @pytest.mark.parametrize(
