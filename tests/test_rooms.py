@@ -8,7 +8,7 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "randomness", "section"},
+    {"errors", "lazy", "randomness", "reading", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},
@@ -21,6 +21,7 @@ ORDER = [
     {"config"},
     {"report"},
     {"api"},
+    {"sweeps"},
     {"cli"},
     {"__main__"},
 ]

@@ -35,7 +35,8 @@ from tacit.privacy import (
 from tacit.privacy.accountants import rdp_epsilon
 from tacit.privacy.gaussian import SMALLEST_DELTA
 from tacit.privacy.mechanisms import Mechanism, plain_mechanism, read_mechanism
-from tacit.privacy.mechanisms.example import NUMERICAL, batch_sampling, step_event
+from tacit.privacy.mechanisms.example import NUMERICAL
+from tacit.privacy.steps import batch_sampling, step_event
 from tacit.vector import Layout
 
 ALARM = 1e-6

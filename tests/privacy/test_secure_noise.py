@@ -27,6 +27,7 @@ from tacit.privacy import (
     make_statement,
 )
 from tacit.privacy.gaussian import rounded_gaussian
+from tacit.privacy.metrics import Metrics
 from tacit.privacy.shares import LEAST_SHARE, lengthened, log_ratio
 from tacit.vector import Layout
 
@@ -161,6 +162,7 @@ def test_the_shares_that_are_drawn_sum_to_the_theorems_distribution() -> None:
         ({"colluding": -0.1}, "shares of a cohort"),
         ({"colluding": math.nan}, "shares of a cohort"),
         ({"noise_at": "clients"}, "leave it out"),
+        ({"metrics": Metrics()}, "leave them out"),
         ({"noise": 0.0, "clip": Clip(math.inf)}, "set a clip"),
     ],
 )

@@ -16,7 +16,6 @@ from tacit.config.build import build_job
 from tacit.engine import InProcess, Order, Visit
 from tacit.engine.secure import Secured
 from tacit.errors import UserError
-from tacit.federation import loop
 from tacit.federation.statements import SEEN
 from tacit.privacy import PoissonGaussian, epsilon
 from tacit.privacy.ledger import Ledger
@@ -40,7 +39,7 @@ def values(model: torch.nn.Module) -> torch.Tensor:
 
 def unmasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on runs add uploads up in the open."""
-    monkeypatch.setattr(loop, "Secured", lambda engine, job, mechanism: engine)
+    monkeypatch.setattr("tacit.federation.run.Secured", lambda engine, job, mechanism: engine)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +147,10 @@ def test_dropouts_are_left_out_and_their_noise_is_made_up_for(config, dataset, m
         return lambda engine, job, mechanism: Secured(engine, job, mechanism, leave)
 
     settings = config(rounds=2, cohort=12, privacy=SECURE)
-    monkeypatch.setattr(loop, "Secured", leaving(3))
+    monkeypatch.setattr("tacit.federation.run.Secured", leaving(3))
     result = tacit.run(settings, "run", dataset=dataset)
     assert all(record["clients"] == 9 for record in result.metrics)
-    monkeypatch.setattr(loop, "Secured", leaving(5))
+    monkeypatch.setattr("tacit.federation.run.Secured", leaving(5))
     with pytest.raises(UserError, match="7 of 12 clients are left where 8 must be"):
         tacit.run(settings, "torn", dataset=dataset)
     assert len(Ledger.read(Path("torn/ledger.jsonl")).charges) == 1

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import UserError
+from tacit.federation import checkpoint as checkpoints
+from tacit.federation.room import Room
 from tacit.federation.statements import LEDGER, SEEN, refuse_less_than_saved, write_statement
 from tacit.privacy import Charge, Ids, Ledger, Mechanism, Workload
 from tacit.privacy.statement import Tally
 from tacit.privacy.totals import Worst
+from tacit.vector import Vectors
 
 
 class Spending:
@@ -20,24 +23,26 @@ class Spending:
         self,
         mechanism: Mechanism | None,
         workload: Workload,
+        folder: Path,
         data: str = "",
         carried: Sequence[Charge] = (),
     ) -> None:
         """`data`: a fingerprint of what is protected. `carried`: what runs before it spent on the same
         data.
         """
-        self._mechanism, self._workload = mechanism, workload
+        self._mechanism, self._workload, self._folder = mechanism, workload, folder
+        self._room = Room(folder)
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
         self.seen: Ledger | None = None
         """What the server sees, where the mechanism protects from it."""
         self._tally = Tally()
 
-    def open(self, folder: Path, saved: Mapping[str, Any]) -> None:
+    def open(self, saved: Mapping[str, Any]) -> None:
         """The run begins, or goes on from a checkpoint that `saved` these facts about the ledger."""
         if self._mechanism is None:
             return
-        file, second = folder / LEDGER, folder / SEEN
+        file, second = self._folder / LEDGER, self._folder / SEEN
         header = self._mechanism.seen_header(self._data)
         for needed in (file, *([] if header is None else [second])):
             if saved and not needed.exists():
@@ -63,6 +68,11 @@ class Spending:
         if charge is None or self._mechanism is None or self._mechanism.epsilon is None:
             return True
         return not self._open.would_exceed(charge, self._mechanism.epsilon)
+
+    def make_room(self, charge: Charge | None, vectors: Vectors) -> None:
+        """Have the disk's space for the checkpoint that follows a charge, or refuse before it is made."""
+        if charge is not None:
+            self._room.hold(checkpoints.size(vectors))
 
     def record(self, charge: Charge | None, cohort: Ids) -> None:
         """Put a charge on disk; what it pays for may be released after this returns."""
@@ -98,15 +108,18 @@ class Spending:
         facts: dict[str, Any] = _length(self._open)
         return facts if self.seen is None else facts | {"seen": _length(self.seen)}
 
-    def explain(self, folder: Path, final: bool = False) -> None:
-        """Write down what is guaranteed so far, if anything is."""
+    def explain(self, final: bool = False) -> None:
+        """Write down what is guaranteed so far, if anything is; a checkpoint follows, so its room is free."""
+        self._room.give_back()
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
             warnings = mechanism.warnings(workload)
             worst, seen = self._worst(final), None if self.seen is None else self.seen.epsilon().value
-            write_statement(folder, mechanism, worst, self._tally, workload.population, warnings, seen)
+            population = workload.population
+            write_statement(self._folder, mechanism, worst, self._tally, population, warnings, seen)
 
     def close(self) -> None:
+        self._room.give_back()
         if self.ledger is not None:
             self.ledger.close()
             self.ledger = None

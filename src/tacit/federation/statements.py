@@ -19,6 +19,7 @@ from tacit.privacy.ledger import Contents
 from tacit.privacy.mechanisms import plain_mechanism, read_mechanism
 from tacit.privacy.statement import Statement, Tally, make_statement, state
 from tacit.privacy.totals import Worst
+from tacit.reading import read_text
 
 LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
 SEEN = "ledger-server.jsonl"
@@ -60,11 +61,11 @@ def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
     if not file.exists():
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
     try:
-        made_from = unsealed(file.read_text(encoding="utf-8"), indent=1)["made_from"]
+        made_from = unsealed(read_text(file), indent=1)["made_from"]
         mechanism = read_mechanism(made_from["mechanism"])
         population = int(made_from["population"])
         warnings = [str(warning) for warning in made_from.get("warnings", ())]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{file} is damaged ({error}); resume the run to have it written anew") from None
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):

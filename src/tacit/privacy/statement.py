@@ -55,6 +55,8 @@ class Statement:
     """ε for so many units together: a person with several records, or who is several clients."""
     warnings: tuple[str, ...] = ()
     """What is claimed, but means little."""
+    metrics: str = ""
+    """What was released beside the model, and what it cost; empty where metrics are exact."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite ε becomes None, which JSON has a word for."""
@@ -110,7 +112,7 @@ class Statement:
             f"By privacy-loss distributions (PLD): {pld}; by Rényi divergences (RDP): "
             f"ε = {rounded_up(self.epsilon_rdp)}. Charged: {self.rounds} rounds{again}{before}."
         )
-        lines += [self.sampling, self.clipping, self.noise]
+        lines += [self.sampling, self.clipping, self.noise, *filter(None, [self.metrics])]
         if self.groups and not math.isinf(self.epsilon):
             several = "records" if self.unit == "example" else "clients"
             told = ", ".join(f"{k} {several} ε = {rounded_up(e)}" for k, e in self.groups)
@@ -194,6 +196,7 @@ def state(
         not_covered=said.not_covered,
         groups=tuple((k, mechanism.group_epsilon(worst.profile, k)) for k in groups),
         warnings=(*warnings, *_weak(epsilon.value)),
+        metrics=said.metrics,
     )
 
 

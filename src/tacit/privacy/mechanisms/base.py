@@ -25,6 +25,7 @@ from tacit.privacy.events import Relation, Spend
 from tacit.privacy.gaussian import SMALLEST_DELTA
 from tacit.privacy.groups import group_epsilon
 from tacit.privacy.ledger import Charge, Header, Part
+from tacit.privacy.metrics import Metrics, Seen
 from tacit.privacy.sampling import Sampling
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
@@ -34,7 +35,7 @@ Entropy = Literal["os", "seed"]
 State = dict[str, Any]
 """What a mechanism remembers between rounds: plain numbers and vectors, saved with every checkpoint."""
 
-COHORT, RELEASE, QUANTILE = 1, 2, 3
+COHORT, RELEASE, QUANTILE, METRICS = 1, 2, 3, 4
 """Purposes of named bits in a simulation."""
 
 
@@ -94,6 +95,8 @@ class Description:
     noise: str
     observers: tuple[Observer, ...]
     not_covered: tuple[str, ...]
+    metrics: str = ""
+    """What was released beside the model, and at what cost."""
 
 
 class Aggregation(Protocol):
@@ -144,6 +147,8 @@ class Mechanism(Aggregation):
     """The budget: no round is played that would take ε beyond it."""
     entropy: Entropy = "os"
     """Where coins and noise come from; "seed" makes the run a repeatable simulation without a claim."""
+    metrics: Metrics | None = None
+    """What is told of each round, privately; None: whatever is told is exact, and outside the guarantee."""
 
     unit: ClassVar[Unit]
     kind: ClassVar[str]
@@ -237,6 +242,36 @@ class Mechanism(Aggregation):
 
     # --- what a person is told --------------------------------------------------------------------------
 
+    @property
+    def withholds(self) -> bool:
+        """Whether exact numbers about protected data must reach nobody: metrics are private, or not told."""
+        return self.metrics is not None and not self.simulated
+
+    def measure(
+        self,
+        cohort: Sequence[Seen],
+        tests: Sequence[float],
+        state: State,
+        round: int,
+        attempt: int,
+        workload: Workload,
+    ) -> dict[str, float]:
+        """A round's private metrics, for a record; part of what the round's charge pays for.
+
+        `state`: as it was when the round's clients clipped. `tests`: accuracies of clients of the cohort on
+        their own test records.
+        """
+        return {}
+
+    def without_metrics(self) -> Self:
+        """The same noise on everything else, and no private metrics: what they cost is the difference."""
+        return replace(self, metrics=None)
+
+    @property
+    def _not_covered(self) -> tuple[str, ...]:
+        exact = "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact"
+        return NOT_COVERED if self.withholds else (exact, *NOT_COVERED)
+
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
         """The statement's sentences, for a run whose worst client has these totals."""
         raise NotImplementedError
@@ -263,7 +298,6 @@ class Mechanism(Aggregation):
 
 
 NOT_COVERED = (
-    "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact",
     "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
     "what the run's folder holds beside the model: clients' own states, and which clients wrote one when",
     "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",

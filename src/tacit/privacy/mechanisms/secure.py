@@ -62,6 +62,11 @@ class SecureSum(ClientLevel):
         super().__post_init__()
         if self.noise_at != "server":
             raise UserError("privacy.noise_at: under secure aggregation clients make the noise; leave it out")
+        if self.metrics is not None:
+            raise UserError(
+                "privacy.metrics: the server makes their noise, so it would see each client's own numbers; "
+                "leave them out under secure aggregation"
+            )
         if not 0 < self.threshold <= 1 or not self.colluding >= 0:
             raise UserError(
                 f"privacy.threshold {self.threshold:g} and privacy.colluding {self.colluding:g} are shares "
