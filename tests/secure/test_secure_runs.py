@@ -17,6 +17,7 @@ from tacit.engine import InProcess, Order, Visit
 from tacit.engine.secure import Secured
 from tacit.errors import UserError
 from tacit.federation.statements import SEEN
+from tacit.federation.verify import examine
 from tacit.privacy import PoissonGaussian, epsilon
 from tacit.privacy.ledger import Ledger
 from tacit.secure import Stage, decode
@@ -135,6 +136,9 @@ def test_a_run_resumes_with_both_ledgers_and_not_without(config, dataset) -> Non
     resumed = tacit.resume("run", dataset=dataset, rounds=4)
     assert torch.equal(values(resumed.model), values(whole.model))
     assert len(Ledger.read(ledger).charges) == 4
+    assert not any(finding.problem for finding in examine(Path("run")))
+    ledger.write_bytes(kept)
+    assert [finding.name for finding in examine(Path("run")) if finding.problem] == ["statement.json", SEEN]
 
 
 def test_dropouts_are_left_out_and_their_noise_is_made_up_for(config, dataset, monkeypatch) -> None:
