@@ -29,6 +29,7 @@ from tacit.privacy import (
 from tacit.privacy.gaussian import rounded_gaussian
 from tacit.privacy.metrics import Metrics
 from tacit.privacy.shares import LEAST_SHARE, lengthened, log_ratio
+from tacit.privacy.statement import rounded_up
 from tacit.vector import Layout
 
 LAYOUT = Layout.of(nn.Linear(3, 2))
@@ -239,5 +240,9 @@ def test_the_statement_has_two_numbers() -> None:
     three = epsilon({PoissonGaussian(1.0, 2.0 * math.sqrt(1 - 0.15)): 3}, 1e-5).value  # client 2
     assert server.epsilon == pytest.approx(three) and server.epsilon > 2 * statement.epsilon
     assert "the server, with up to 10% of each cohort: ε =" in statement.text()
+    # The first number is not sold as protection from the server.
+    held = statement.summary().split("It holds against ")[1]
+    assert held.startswith("whoever sees every released model, but not who took part; against the server")
+    assert f"ε = {rounded_up(server.epsilon)}" in held
     silent = make_statement(mechanism, charges, 100)  # without the second ledger nothing is claimed
-    assert silent.observers[1].epsilon is None
+    assert silent.observers[1].epsilon is None and "must be trusted" in silent.summary()

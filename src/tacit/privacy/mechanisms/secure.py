@@ -170,6 +170,7 @@ class SecureSum(ClientLevel):
             *plain.not_covered,
             "how many clients are in a cohort, and that a round was given up: each of its clients is told",
             "the server's own ledger, which names who took part in which round: it is for the server alone",
+            "whoever runs clients and server on one machine, as a simulation does: they could look anywhere",
         )
         return replace(plain, noise=noise, observers=(models,), not_covered=covered)
 
