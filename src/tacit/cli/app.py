@@ -21,7 +21,7 @@ from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.report import board, report
-from tacit.cli.users import test
+from tacit.cli.test import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
 

@@ -34,7 +34,7 @@ from tacit.errors import UserError
 from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
-from tacit.models.trained import adapt, train_only
+from tacit.models.lora import adapt, train_only
 from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Metrics, Poisson, Sampling
 from tacit.tasks import Task
 

@@ -28,7 +28,7 @@ from pydantic import (
 from tacit.config.imports import as_name
 from tacit.data.augment import Augment
 from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
-from tacit.models.trained import Lora
+from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
 from tacit.privacy.conventions import to_sum
