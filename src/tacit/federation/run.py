@@ -24,7 +24,7 @@ from tacit.federation.round import play
 from tacit.federation.server import Server, Settings
 from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
-from tacit.federation.statements import SPENT
+from tacit.federation.statements import SEEN_SPENT, SPENT
 from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, read_metrics
 from tacit.privacy import (
     Aggregation,
@@ -200,7 +200,7 @@ class Federation:
         facts = {
             "belongs": checkpoints.belongings(self.folder),
             "metrics": self._metrics.saved(),
-            SPENT: spending.saved(),
+            **spending.saved(),
             **server.facts(),
         }
         spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
@@ -222,5 +222,5 @@ class Federation:
             known = checkpoints.kept_facts(self.folder / "checkpoint") if saved.facts["versions"] else []
             self.server.restore(saved, known)
             self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
-            self._spent = saved.facts[SPENT]
+            self._spent = {name: saved.facts.get(name, {}) for name in (SPENT, SEEN_SPENT)}
         return notes
