@@ -64,9 +64,9 @@ VALUES = {
     "engine": {"workers": 0},
 }
 CASES = {
-    "vectors": ({"model": {"name": "mlp", "hidden": [4096, 4096]}, "method": "fedadamw"}, 16),
+    "vectors": ({"model": {"name": "mlp", "hidden": [3072, 3072]}, "method": "fedadamw"}, 16),
     "activations": (
-        {"model": {"name": "vit", "patch": 2, "width": 192, "depth": 6, "heads": 3}, "local.batch": 32}, 32
+        {"model": {"name": "vit", "patch": 2, "width": 96, "depth": 4, "heads": 3}, "local.batch": 32}, 32
     ),
 }  # fmt: skip
 
@@ -97,10 +97,10 @@ def test_every_kind_of_method_has_an_estimate(method: str) -> None:
 
 
 def test_a_model_of_many_billions_takes_no_memory_and_does_not_fit() -> None:
-    layers = {"model_type": "vit", "hidden_size": 8192, "num_hidden_layers": 64, "num_attention_heads": 64}
+    layers = {"model_type": "vit", "hidden_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 64}
     options = {"model": {"config": {**layers, "intermediate_size": 32768, "patch_size": 4}}}
     found = fit(configured("fedavg", options), blobs(48, side=8))
-    assert found.parameters > 5e10 and not found.fits
+    assert found.parameters > 1e10 and not found.fits
     assert any("model.lora" in text for text in found.advice)
 
 
