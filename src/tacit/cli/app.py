@@ -16,6 +16,7 @@ from tacit.cli.audit import audit
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.diagnose import drift, hessian
+from tacit.cli.fit import fit
 from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
@@ -280,6 +281,7 @@ app.command()(ledger)
 app.command()(audit)
 app.command()(verify)
 app.command()(plan)
+app.command()(fit)
 app.command()(methods)
 app.command()(blocks)
 app.add_typer(corpus, name="corpus")

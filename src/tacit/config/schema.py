@@ -108,6 +108,8 @@ class Model(BaseModel):
     lora: Lora | None = None
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
+    frozen: Literal["float32", "bf16", "4bit"] = "float32"
+    """How parameters that are not trained are kept; 4bit needs bitsandbytes and a CUDA device."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,6 +125,10 @@ class Model(BaseModel):
         if self.name is None and self.options:
             known = ", ".join(type(self).model_fields)
             raise ValueError(f"unknown key {next(iter(self.options))!r}; known keys are {known}")
+        if self.frozen != "float32" and self.lora is None and self.train is None:
+            raise ValueError(f"frozen: {self.frozen}, but every parameter is trained; set lora, or train")
+        if self.frozen == "4bit" and self.hub is None:
+            raise ValueError("frozen: 4bit is for pretrained weights; set hub")
         return self
 
     @property

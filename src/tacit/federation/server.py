@@ -202,7 +202,7 @@ class Server:
         }
 
     def saved(self, rounds: set[int]) -> None:
-        """A checkpoint is written: client states that none of those on disk, of these rounds, names may go."""
+        """A checkpoint is written: client states that none on disk, of these `rounds`, names may go."""
         if not self._unsaved:
             return
         self._kept[self.round] = dict(self.versions)
