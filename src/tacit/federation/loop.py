@@ -174,6 +174,7 @@ class Federation:
             refuse_weights(settings.weighted, job.privacy.unit)
         self.mechanism: Aggregation = job.privacy or Unprotected(sampling)
         self.spending = Spending(job.privacy, job.workload, data, carried)
+        self._remarks: list[str] = []
         self.layout: Layout = job.layout
         self.states = job.states
         values = read_values(job.model, self.layout)
@@ -213,6 +214,7 @@ class Federation:
         engine = self._engine()
         try:
             # Whatever may refuse comes first: a run that is refused leaves everything as it was.
+            self._hear(engine)
             self.spending.open(self.folder, self._spent)
             checkpoints.tidy(self.folder)
             if self.round == 0:
@@ -220,6 +222,7 @@ class Federation:
             self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_saved)
             self.trackers.insert(0, self._metrics)
             notes = [*self.notes, *filter(None, [self._metrics.note]), *self._warnings()]
+            notes += getattr(engine, "notes", ())
             facts = {
                 "parameters": self.layout.size,
                 "frozen": sum(p.numel() for p in self.job.model.parameters() if not p.requires_grad),
@@ -299,6 +302,12 @@ class Federation:
     def _engine(self) -> Engine:
         cohort = math.ceil(self.mechanism.expected(len(self.job.population)))
         return self.settings.engine.open(self.job, self._message(), cohort, self._charge_again)
+
+    def _hear(self, engine: Engine) -> None:
+        """What an engine adds to the statement: it stays true of the rounds that it played."""
+        told: Sequence[str] = getattr(engine, "remarks", ())
+        self._remarks += [remark for remark in told if remark not in self._remarks]
+        self.spending.remarks = self._remarks
 
     def _charge_again(self, visits: Sequence[Visit]) -> None:
         """Clients are about to be played a second time in this round, since their worker was lost.
@@ -393,6 +402,8 @@ class Federation:
                 self._unsaved.add(report.client)
         self.round += 1
         self._unrecorded = record = self._record(lr, message, reports)
+        if (facts := getattr(engine, "facts", None)) is not None:
+            record |= facts()
         self._between_rounds = True
         if self.round % settings.evaluate_every == 0 or self.round == settings.rounds:
             record |= engine.evaluate(self._message())
@@ -515,6 +526,7 @@ class Federation:
             "mechanism": mechanism,
             SPENT: self.spending.saved(),
             "frozen": self._frozen,
+            "remarks": self._remarks,
         }
         self._room.give_back()
         final = self.round == self.settings.rounds or self.stopped is not None
@@ -548,6 +560,7 @@ class Federation:
         self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
         self._mechanism_state = {**saved.facts["mechanism"], **noise}
         self._spent = saved.facts[SPENT]
+        self._remarks = list(saved.facts.get("remarks", ()))
 
 
 def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:

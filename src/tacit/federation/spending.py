@@ -29,6 +29,8 @@ class Spending:
         self._mechanism, self._workload = mechanism, workload
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
+        self.remarks: Sequence[str] = ()
+        """What the statement says besides: who else counts as the server."""
         self._tally = Tally()
 
     def open(self, folder: Path, saved: Mapping[str, Any]) -> None:
@@ -90,7 +92,7 @@ class Spending:
         """Write down what is guaranteed so far, if anything is."""
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
-            warnings = mechanism.warnings(workload)
+            warnings = [*mechanism.warnings(workload), *self.remarks]
             write_statement(folder, mechanism, self._worst(final), self._tally, workload.population, warnings)
 
     def close(self) -> None:
