@@ -73,7 +73,7 @@ class Patience:
     look: float = 10.0
     """Between two looks at what the cluster has room for."""
     settle: float = 30.0
-    """At the start, for the other workers to say what they are, once the first is there."""
+    """At the start, for the other workers, once the first is there."""
     least: float = 300.0
     times: float = 20.0
     """A task may take so many times the longest one of its kind before, and `least` in any case."""
@@ -403,9 +403,8 @@ class Ray:
                 if actor.pending is not None:
                     self._admit(actor)
             self._look_after()
-            known = [actor for actor in self._actors if actor.facts is not None]
-            live = [actor for actor in known if actor.pending is None]
-            if live and len(known) == len(self._actors):
+            live = [actor for actor in self._actors if actor.pending is None]
+            if live and len(live) == len(self._actors):
                 break
             if live and time.monotonic() - live[0].since > self._patience.settle:
                 break
