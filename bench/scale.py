@@ -119,7 +119,7 @@ def measured(model: str, clients: int = 24) -> tuple[float, int]:
 
 
 def machines_for(day: float, plan: Callable[[int], Plan]) -> int:
-    """The fewest machines that play so many clients a day; 0 if none do, for the longest shard or the network."""
+    """The fewest machines that play so many clients a day; 0 if no number does."""
     count = 1
     while clients_a_day(plan(count), 2)[0] < day:
         if count >= MOST:

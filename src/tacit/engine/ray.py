@@ -546,9 +546,10 @@ class Ray:
         if any(actor.pending is None for actor in self._actors):
             self._met = now
         elif now - self._met > self._patience.nobody:
+            passed_over = f" ({self.notes[-1]})" if self._excluded else ""
             raise UserError(
-                f"engine: no worker of the Ray cluster was to be had for {self._patience.nobody:g} seconds; "
-                "see `ray status`, then `tacit resume`, here or on another cluster"
+                f"engine: no worker of the Ray cluster was to be had for {self._patience.nobody:g} seconds"
+                f"{passed_over}; see `ray status`, then `tacit resume`, here or on another cluster"
             )
         if now - self._looked > self._patience.look:
             self._top_up()

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Cluster:
         self._ray = ray
         self._connected = False
         self._folder: Path | None = None
+        self._speak: Callable[[], None] = _nothing
         self.started = False
 
     def open(self, address: str, cpus: int, gpus: float, store: int) -> None:
@@ -51,7 +52,7 @@ class Cluster:
             try:
                 with _quiet():
                     self._ray.init(address=address, log_to_driver=False, configure_logging=False)
-                self._connected = True
+                self._connected, self._speak = True, _hushed()
                 return
             except ConnectionError as error:
                 if address != "auto" or os.environ.get("RAY_ADDRESS"):
@@ -95,15 +96,32 @@ class Cluster:
             self._ray.shutdown()
             shutil.rmtree(self._folder, ignore_errors=True)
             raise UserError(f"engine: Ray cannot start on this machine ({one_line(error)})") from None
-        self._connected = self.started = True
+        self._connected, self.started, self._speak = True, True, _hushed()
 
     def close(self) -> None:
         if self._connected:
             self._ray.shutdown()  # of a cluster that others started, only the connection
             self._connected = False
+            self._speak()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _hushed() -> Callable[[], None]:
+    """Keep Ray's remarks on lost workers off standard output, which belongs to the run; how to undo that."""
+    from ray._private import worker
+
+    name = "print_to_stdstream"
+    before = getattr(worker, name, None)
+    if before is None:  # a name of Ray's own, which may move
+        return _nothing
+    setattr(worker, name, lambda *arguments, **options: None)
+    return lambda: setattr(worker, name, before)
 
 
 def remove_leftovers() -> None:
