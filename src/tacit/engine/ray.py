@@ -46,13 +46,13 @@ from tacit.engine.contract import (
     ignore,
     shards,
 )
+from tacit.engine.device import DeviceSettings
 from tacit.engine.kinds import Threads, cores
 from tacit.engine.ray_cluster import Cluster, import_ray, one_line
 from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker, joined, software
 from tacit.engine.states import NONE, DirectoryStates
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
-from tacit.section import Section
 from tacit.vector import Vectors
 
 QUEUE = 2
@@ -81,7 +81,7 @@ class Patience:
     """Of one shard, or of workers that could not start, in a row."""
 
 
-class RaySettings(Section):
+class RaySettings(DeviceSettings):
     """`engine: {kind: ray}`: clients shared out among the machines of a Ray cluster."""
 
     kind: Literal["ray"] = "ray"
@@ -94,7 +94,7 @@ class RaySettings(Section):
     threads: Threads = 1
     """Of each worker, which is also how many processors it takes of the cluster's."""
     gpus: Annotated[float, Field(ge=0)] = 0
-    """Of each worker; half of one is 0.5."""
+    """Of each worker, which sees no others; half of one is 0.5."""
     state: Literal["auto", "shared", "carried"] = "auto"
     """Client state: in the run's folder, which every machine sees (`shared`), or sent along with each visit
     (`carried`). `auto`: the one or the other, as each machine can.
@@ -155,6 +155,8 @@ class Ray:
         self._total = job.empty_sums()
         self._message_size = sum(vector.numel() * vector.element_size() for vector in message.values())
         self._actors: list[_Actor] = []
+        device = self._settings.model_dump(include=set(DeviceSettings.model_fields))
+        self._device = DeviceSettings(**device)
         self._born = self._lost = self._replayed = self._failures = 0
         self._turn = 0
         self._first: _Actor | None = None
@@ -461,7 +463,7 @@ class Ray:
             actor.facts, actor.node = told, told["host"]
             if self._accepts(actor):
                 actor.carried = not self._sees(actor)
-                actor.pending = actor.handle.start.remote(actor.carried, *self._put())
+                actor.pending = actor.handle.start.remote(self._device, actor.carried, *self._put())
             return
         kind, why = told
         if kind == "lost":

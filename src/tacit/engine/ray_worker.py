@@ -25,6 +25,7 @@ from torch import Tensor
 import tacit
 from tacit.engine import shared
 from tacit.engine.contract import Order, Tune, Visit
+from tacit.engine.device import DeviceSettings
 from tacit.engine.guard import Shown
 from tacit.engine.states import NONE
 from tacit.engine.worker import ClientError, Worker
@@ -88,6 +89,8 @@ class RayWorker:
         self._worker: Worker | None = None
         self._states: CarriedStates | None = None
         self._turn = -1
+        self._message: Vectors = {}
+        self._memory: Vectors = {}
         self._shown: Shown | None = None
         self._sums: Vectors = {}
 
@@ -110,7 +113,11 @@ class RayWorker:
         }
 
     def start(
-        self, carried: bool, job_apart: tuple[list[str], bytes, list[list[int]]], *large: NDArray[np.uint8]
+        self,
+        device: DeviceSettings,
+        carried: bool,
+        job_apart: tuple[list[str], bytes, list[list[int]]],
+        *large: NDArray[np.uint8],
     ) -> Outcome:
         """Take the job; `large` are its buffers, mapped from the memory that the machine's workers share."""
         path, body, lengths = job_apart
@@ -123,7 +130,7 @@ class RayWorker:
             if carried:
                 self._states = CarriedStates()
                 job = replace(job, states=self._states)
-            self._worker = Worker(job)
+            self._worker = Worker(job, device.one())
             self._sums = job.empty_sums()
         except BaseException as error:
             return _failed(error)
@@ -150,21 +157,23 @@ class RayWorker:
     def _play(self, turn: int, message: Arrays, kind: str, task: tuple[Any, ...]) -> tuple[Any, Arrays]:
         worker = self._worker
         assert worker is not None
-        vectors = {name: torch.from_numpy(vector) for name, vector in message.items()}
+        if turn != self._turn:
+            self._message = worker.compute.vectors({n: torch.from_numpy(v) for n, v in message.items()})
+            self._shown, self._turn = None, turn
         if kind == "sum":
             order: Order = task[0]
             visits: Sequence[Visit] = task[1]
-            if turn != self._turn or self._shown is None:
-                self._shown = Shown.copy_of(vectors, self._shown.memory if self._shown else None)
-                self._turn = turn
+            if self._shown is None:
+                self._shown = Shown.copy_of(self._message, self._memory)
+                self._memory = self._shown.memory
             reports = worker.sum(order, self._shown, visits, self._sums)
             return reports, {name: vector.numpy() for name, vector in self._sums.items()}
         if kind == "evaluate":
-            worker.load(vectors)
+            worker.load(self._message)
             return worker.evaluate_chunk(task[0]), {}
         visit: Visit = task[0]
         tune: Tune | None = task[1]
-        return worker.evaluate_client(vectors, visit, tune), {}
+        return worker.evaluate_client(self._message, visit, tune), {}
 
 
 def joined(buffers: Sequence[memoryview]) -> NDArray[np.uint8]:
@@ -231,7 +240,11 @@ def software() -> dict[str, str]:
 
 
 def processor() -> str:
-    """What decides which instructions torch, oneDNN and MKL choose: results differ in their last bits."""
+    """What decides which instructions torch, oneDNN, MKL and CUDA choose: results differ in their last
+    bits.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name(0)
     capability = torch.backends.cpu.get_cpu_capability()
     first = (_content(Path("/proc/cpuinfo")) or "").split("\n\n")[0]
     known = {name.strip(): value for name, _, value in (line.partition(":") for line in first.splitlines())}
