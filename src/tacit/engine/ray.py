@@ -61,6 +61,8 @@ AHEAD = 4
 """Shards for each worker that may be out or wait to be added, counted from the one that is next."""
 LARGE, GROUP = 1 << 20, 1 << 26
 """Bytes: smaller buffers are each worker's own; larger ones are shared by machine, in groups of this size."""
+SEEN = ".seen-"
+"""How the file's name begins by which a worker shows that it sees the run's folder."""
 SERVER = "all machines of the Ray cluster, and whoever administers it, count as the server"
 
 
@@ -230,7 +232,9 @@ class Ray:
         self._secret = secrets.token_hex(16)
         try:
             root.parent.mkdir(parents=True, exist_ok=True)
-            self._token = root.parent / f".seen-{self._secret}"
+            for left in root.parent.glob(f"{SEEN}*"):  # of a run that was killed: nobody else has the folder
+                left.unlink(missing_ok=True)
+            self._token = root.parent / f"{SEEN}{self._secret}"
             self._token.write_text(self._secret, encoding="utf-8")
         except OSError as error:
             raise UserError(f"{root.parent}: cannot be written ({error.strerror})") from None
@@ -308,18 +312,29 @@ class Ray:
         done: dict[int, tuple[Any, Arrays]] = {}
         added = 0
         while added < len(tasks):
-            self._hand_out(tasks, sent, added)
-            for actor in self._ready():
-                if actor.pending is not None:
-                    self._admit(actor)
-                elif (found := self._received(actor)) is not None:
-                    task, answer, sums = found
-                    if task.turn == self._turn:  # else of a call that an error has ended
-                        done[task.index] = answer, sums
-            self._look_after()
+            try:
+                self._hand_out(tasks, sent, added)
+                done.update(self._answers())
+                self._look_after()
+            except self._errors as error:
+                raise UserError(
+                    f"engine: the Ray cluster failed ({one_line(error)}); mend that, then `tacit resume`"
+                ) from None
             while added in done:
                 yield done.pop(added)
                 added += 1
+
+    def _answers(self) -> dict[int, tuple[Any, Arrays]]:
+        """What came in, by task; waits for something to happen."""
+        found = {}
+        for actor in self._ready():
+            if actor.pending is not None:
+                self._admit(actor)
+            elif (received := self._received(actor)) is not None:
+                task, answer, sums = received
+                if task.turn == self._turn:  # else of a call that an error has ended
+                    found[task.index] = answer, sums
+        return found
 
     def _hand_out(self, tasks: list[_Task], sent: Any, added: int) -> None:
         live = [actor for actor in self._actors if actor.pending is None]
