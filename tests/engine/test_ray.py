@@ -177,7 +177,7 @@ class Opened:
             self.sum()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def opened(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     folder = tmp_path_factory.mktemp("ray")
     job = build_job(settings(), folder, None, blobs(48), Slow())
@@ -191,48 +191,49 @@ def opened(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     engine.close()
 
 
-def test_workers_killed_at_random_moments(opened: Opened) -> None:
-    opened.sum()
-    slowest = 0.0
-    for seed in range(KILLS):
-        rng = random.Random(seed)
-        opened.until(lambda: len(opened.pids()) == 2)
-        before, victim = opened.engine.facts()["workers_lost"], rng.choice(opened.pids())
-        opened.replayed.clear()
-        how = signal.SIGSTOP if seed == 1 else signal.SIGKILL  # one hangs instead
-        threading.Timer(rng.uniform(0.0, 0.8), os.kill, (victim, how)).start()
-        while opened.engine.facts()["workers_lost"] == before:
-            begin = time.monotonic()
-            opened.sum()
-        slowest = max(slowest, time.monotonic() - begin)
-        played = [visit.client for visit in opened.replayed]
-        assert 0 < len(played) <= 2, "what it had, and nothing else"
-        assert all(visit.replay == 0 for visit in opened.replayed)
-    print(f"{KILLS} workers lost; the slowest round with one took {slowest:.1f} s")
+class TestOneEngine:
+    """Its two workers have the head's two processors; it is closed before others want them."""
 
-
-def test_evaluation_survives_a_killed_worker(opened: Opened) -> None:
-    opened.until(lambda: len(opened.pids()) == 2)
-    message = opened.message
-    whole, each = opened.engine.evaluate(message), opened.engine.evaluate_clients(message, VISITS)
-    opened.replayed.clear()
-    os.kill(opened.pids()[0], signal.SIGKILL)
-    assert opened.engine.evaluate(message) == whole
-    assert opened.engine.evaluate_clients(message, VISITS) == each
-    assert not opened.replayed
-
-
-def test_a_machine_joins_and_is_taken_away(opened: Opened, cluster: Any) -> None:
-    opened.until(lambda: len(opened.pids()) == 2)
-    machine = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
-    opened.until(lambda: len(opened.pids()) == 3)
-    opened.sum()
-    lost = opened.engine.facts()["workers_lost"]
-    threading.Timer(0.3, cluster.remove_node, (machine, False)).start()
-    while opened.engine.facts()["workers_lost"] == lost:
+    def test_workers_killed_at_random_moments(self, opened: Opened) -> None:
         opened.sum()
-    opened.sum()
-    assert len(opened.pids()) == 2
+        slowest = 0.0
+        for seed in range(KILLS):
+            rng = random.Random(seed)
+            opened.until(lambda: len(opened.pids()) == 2)
+            before, victim = opened.engine.facts()["workers_lost"], rng.choice(opened.pids())
+            opened.replayed.clear()
+            how = signal.SIGSTOP if seed == 1 else signal.SIGKILL  # one hangs instead
+            threading.Timer(rng.uniform(0.0, 0.8), os.kill, (victim, how)).start()
+            while opened.engine.facts()["workers_lost"] == before:
+                begin = time.monotonic()
+                opened.sum()
+            slowest = max(slowest, time.monotonic() - begin)
+            played = [visit.client for visit in opened.replayed]
+            assert 0 < len(played) <= 2, "what it had, and nothing else"
+            assert all(visit.replay == 0 for visit in opened.replayed)
+        print(f"{KILLS} workers lost; the slowest round with one took {slowest:.1f} s")
+
+    def test_evaluation_survives_a_killed_worker(self, opened: Opened) -> None:
+        opened.until(lambda: len(opened.pids()) == 2)
+        message = opened.message
+        whole, each = opened.engine.evaluate(message), opened.engine.evaluate_clients(message, VISITS)
+        opened.replayed.clear()
+        os.kill(opened.pids()[0], signal.SIGKILL)
+        assert opened.engine.evaluate(message) == whole
+        assert opened.engine.evaluate_clients(message, VISITS) == each
+        assert not opened.replayed
+
+    def test_a_machine_joins_and_is_taken_away(self, opened: Opened, cluster: Any) -> None:
+        opened.until(lambda: len(opened.pids()) == 2)
+        machine = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        opened.until(lambda: len(opened.pids()) == 3)
+        opened.sum()
+        lost = opened.engine.facts()["workers_lost"]
+        threading.Timer(0.3, cluster.remove_node, (machine, False)).start()
+        while opened.engine.facts()["workers_lost"] == lost:
+            opened.sum()
+        opened.sum()
+        assert len(opened.pids()) == 2
 
 
 def test_a_shard_lost_three_times_ends_the_run_in_one_line_and_it_resumes_elsewhere(

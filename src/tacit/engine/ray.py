@@ -416,9 +416,7 @@ class Ray:
         before the run begins.
         """
         while True:
-            for actor in self._ready():
-                if actor.pending is not None:
-                    self._admit(actor)
+            self._answers()
             self._look_after()
             live = [actor for actor in self._actors if actor.pending is None]
             if live and len(live) == len(self._actors):
