@@ -41,6 +41,8 @@ class Spending:
         self._room = Room(folder)
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
+        self.remarks: list[str] = []
+        """What the statement says besides: who else counts as the server."""
         self.seen: Ledger | None = None
         """What the server sees, where the mechanism protects from it."""
         self._tally = Tally()
@@ -132,7 +134,7 @@ class Spending:
         self._room.give_back()
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
-            warnings = mechanism.warnings(workload)
+            warnings = [*mechanism.warnings(workload), *self.remarks]
             worst, seen = self._worst(final), None if self.seen is None else self.seen.epsilon().value
             population = workload.population
             write_statement(self._folder, mechanism, worst, self._tally, population, warnings, seen)
