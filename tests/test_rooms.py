@@ -17,6 +17,7 @@ ORDER = [
     {"models", "tasks"},
     {"engine"},
     {"federation"},
+    {"deploy"},
     {"config"},
     {"report"},
     {"api"},

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from tacit.config.imports import as_name
+from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings
 from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step, Warmup
 from tacit.privacy.conventions import to_sum
@@ -66,7 +67,17 @@ class Natural(Section):
     """
 
 
-Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural, Field(discriminator="kind")]
+class Owners(Section):
+    """Records stay with their owners, the first so many of the federation's roster (`engine.kind: flower`).
+
+    The data section then describes what the server has: records to test on, and how they are prepared.
+    """
+
+    kind: Literal["owners"]
+    clients: PositiveInt
+
+
+Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural | Owners, Field(discriminator="kind")]
 
 
 class Named(BaseModel):
@@ -553,11 +564,12 @@ def _engine_kind(value: Any) -> str | None:
     return value.get("kind", "auto") if isinstance(value, Mapping) else getattr(value, "kind", None)
 
 
+KINDS: dict[str, type[Section]] = {**ENGINES, "flower": FlowerSettings}
 if TYPE_CHECKING:
     EngineChoice = EngineSettings
 else:
     EngineChoice = Annotated[
-        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in ENGINES.items())),
+        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in KINDS.items())),
         Discriminator(_engine_kind),
     ]
     """Where clients run: speed only. None of it can change a result, except `threads` in the last bits."""

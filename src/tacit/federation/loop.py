@@ -352,7 +352,7 @@ class Federation:
             spending.record(charge)
         # 6. The only way from uploads to the server, and 7. its step.
         self._between_rounds = False
-        arrivals = _arrivals(reports, bounding)
+        arrivals = _arrivals(reports, bounding, len(visits))
         exact = self._mean_before_noise(total, bounding) if self.job.layers else None
         mean, self._mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
         if exact is not None and mean is not None:
@@ -360,7 +360,9 @@ class Federation:
         if mean is not None:
             self._step(mean, order.lr)
         # 8. What is kept and told.
-        return self._finish_round(engine, order.lr, message, reports, start) | _clipped(reports, bounding)
+        record = self._finish_round(engine, order.lr, message, reports, start) | _clipped(reports, bounding)
+        absent = len(visits) - len(reports)
+        return record | {"absent": absent} if absent else record
 
     def _mean_before_noise(self, total: Vectors, bounding: Bounding | None) -> Tensor:
         """The mean bounded update, as the noise will find it (with whatever noise the clients made
@@ -435,10 +437,14 @@ class Federation:
         finite = [r for r in reports if r.finite]
         record: Record = {"round": self.round, "lr": lr, "clients": len(finite)}
         if finite:
-            steps = sum(r.steps for r in finite)
-            record["train_loss"] = sum(r.loss * r.steps for r in finite) / max(steps, 1)
-            norms = np.array([r.norm for r in finite])
-            record |= {"update_norm": float(norms.mean()), "update_norm_std": float(norms.std())}
+            # Real clients may keep their losses and norms to themselves (NaN).
+            told = [r for r in finite if not math.isnan(r.loss)]
+            if told:
+                steps = sum(r.steps for r in told)
+                record["train_loss"] = sum(r.loss * r.steps for r in told) / max(steps, 1)
+            norms = np.array([r.norm for r in finite if not math.isnan(r.norm)])
+            if norms.size:
+                record |= {"update_norm": float(norms.mean()), "update_norm_std": float(norms.std())}
             record["examples"] = sum(r.examples for r in finite)
             for name in finite[0].notes:
                 record[name] = sum(r.notes.get(name, 0.0) for r in finite) / len(finite)
@@ -550,11 +556,11 @@ class Federation:
         self._spent = saved.facts[SPENT]
 
 
-def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:
-    """What the mechanism needs to know of the clients' reports."""
+def _arrivals(reports: Sequence[Report], bounding: Bounding | None, drawn: int) -> Arrivals:
+    """What the mechanism needs to know of the clients' reports: there is none of those that did not answer."""
     norm = math.inf if bounding is None else bounding.bound.bound
     return Arrivals(
-        drawn=len(reports),
+        drawn=drawn,
         arrived=sum(report.finite for report in reports),
         within=sum(report.finite and report.norm <= norm for report in reports),
         weight=sum(report.weight for report in reports),
@@ -563,7 +569,7 @@ def _arrivals(reports: Sequence[Report], bounding: Bounding | None) -> Arrivals:
 
 def _clipped(reports: Sequence[Report], bounding: Bounding | None) -> Record:
     """The share of a round's clients whose upload was longer than the clip; for the researcher, and exact."""
-    norms = [report.norm for report in reports if report.finite]
+    norms = [report.norm for report in reports if report.finite and not math.isnan(report.norm)]
     if bounding is None or not norms:
         return {}
     return {"clipped": round(sum(norm > bounding.bound.bound for norm in norms) / len(norms), 4)}
