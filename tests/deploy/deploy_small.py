@@ -47,7 +47,7 @@ def settings(method: str = "fedavg", deployed: Path | None = None, **overrides: 
         "seed": 5,
         "rounds": 3,
         "data": {"name": "blobs", "partition": {"kind": "dirichlet", "clients": CLIENTS, "alpha": 1.0}},
-        "model": {"name": "mlp", "hidden": 6},
+        "model": {"name": "mlp", "hidden": [6]},
         "method": method,
         "cohort": 3,
         "local": {"steps": 2, "batch": 5, "lr": 0.1},
