@@ -125,7 +125,7 @@ class Small:
     kind = "flower"
 
     def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Deployed:
-        return Deployed(job, self.transport, self.key, self.folder / LOG, Patience(5.0, 1))
+        return Deployed(job, self.transport, self.key, self.folder / LOG, Patience(600.0, 1))
 
     def run(self, config: Config, folder: Path) -> Result:
         return tacit.run(config, folder, dataset=self.held, engine=self, progress=False)
@@ -180,7 +180,9 @@ def federation(
         records = Held(owner, held, own)
         more = {} if clock is None else {"clock": clock}
         clients.append(
-            Client(home / "state", read_key(home / "key"), key.public_key(), owner.allow, records.prepare, **more)
+            Client(
+                home / "state", read_key(home / "key"), key.public_key(), owner.allow, records.prepare, **more
+            )
         )
         whos.append(fingerprint(own_key.public_key()))
         members.append(Member(owner.name, public_text(own_key.public_key()), len(own)))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from deploy_small import Small, federation, same, settings, vectors
+
 from tacit.deploy.client import Reply
 from tacit.deploy.flower import FLEET, Gate
 from tacit.deploy.messages import Answer, BadMessage, Refusal, body_hash, pack, read, written
@@ -67,7 +67,9 @@ ATTACKS: dict[str, Callable[[Small, str, Reply], Reply | None]] = {
     "another's state": lambda s, who, r: rewritten(s, who, r, state="9-9-9", state_digest="0" * 32),
     "a short vector": lambda s, who, r: with_body(s, who, r, {"delta": torch.zeros(3)}),
     "another name": lambda s, who, r: with_body(s, who, r, {"other": torch.zeros(3)}),
-    "doubles of whole numbers": lambda s, who, r: with_body(s, who, r, {"delta": torch.zeros(3, dtype=torch.int64)}),
+    "doubles of whole numbers": lambda s, who, r: with_body(
+        s, who, r, {"delta": torch.zeros(3, dtype=torch.int64)}
+    ),
     "nan": lambda s, who, r: filled(s, who, r, float("nan")),
     "infinity": lambda s, who, r: filled(s, who, r, float("inf")),
 }
@@ -151,7 +153,9 @@ def test_a_run_waits_for_clients_and_says_so(tmp_path: Path, monkeypatch: pytest
 
     small = federation(tmp_path)
     small.transport.away = set(small.whos)
-    monkeypatch.setattr(server.time, "sleep", lambda seconds: monkeypatch.setattr(small.transport, "away", set()))
+    monkeypatch.setattr(
+        server.time, "sleep", lambda seconds: monkeypatch.setattr(small.transport, "away", set())
+    )
     assert small.run(settings(deployed=small.folder, rounds=1), tmp_path / "run").finished
 
 
@@ -243,9 +247,11 @@ def test_a_stranger_gets_404_at_the_gate() -> None:
         asyncio.run(Gate(inner)(scope, None, send))
         return sent[0]["status"] if sent else None
 
-    for path in ("/", "/docs", "/openapi.json", "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/",
-                 "/v1/fleet/register-node", "/v1/fleet/get-fab", "/v1/fleet/../control/start-run", "//v1/fleet/pull-messages",
-                 "/v1/fleet/pull-messages/", "/V1/fleet/pull-messages"):  # fmt: skip
+    strange = "/ /docs /openapi.json /v1/control/start-run /v1/runtime/acquire-task /v1/fleet/"
+    strange += (
+        " /v1/fleet/register-node /v1/fleet/get-fab /v1/fleet/../control/start-run /V1/fleet/pull-messages"
+    )
+    for path in [*strange.split(), "/v1/fleet/pull-messages/", "//v1/fleet/pull-messages"]:
         assert ask("POST", path) == 404
     assert ask("GET", "/v1/fleet/pull-messages") == 404
     assert ask("", "/v1/fleet/pull-messages", "websocket") is None

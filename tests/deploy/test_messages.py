@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
-
 from deploy_small import federation, settings
+
 from tacit.deploy import messages
 from tacit.deploy.messages import (
     LONGEST_HEAD,
@@ -32,14 +32,48 @@ KEY = ec.generate_private_key(ec.SECP384R1())
 TOKEN = "0123456789abcdef" * 2
 BODY, VECTORS = pack({"theta": torch.arange(3.0), "k": torch.tensor([1, -2], dtype=torch.int32)})
 ORDER = TrainOrder(
-    run=TOKEN, to=TOKEN * 2, client=1, clients=3, nonce=TOKEN, created=1.5, ttl=60.0, round=0, attempt=0, replay=0,
-    lr=0.1, steps=None, decay=1.0, bound=0.3, config="rounds: 1\n", shape=(1, 4, 4), classes=3, labels=("a", "ß"),
-    layout=TOKEN, frozen=None, state="", state_digest=None, keep=("0-0-0",), vectors=VECTORS, body=body_hash(BODY),
-)  # fmt: skip
+    run=TOKEN,
+    to=TOKEN * 2,
+    client=1,
+    clients=3,
+    nonce=TOKEN,
+    created=1.5,
+    ttl=60.0,
+    round=0,
+    attempt=0,
+    replay=0,
+    lr=0.1,
+    steps=None,
+    decay=1.0,
+    bound=0.3,
+    config="rounds: 1\n",
+    shape=(1, 4, 4),
+    classes=3,
+    labels=("a", "ß"),
+    layout=TOKEN,
+    frozen=None,
+    state="",
+    state_digest=None,
+    keep=("0-0-0",),
+    vectors=VECTORS,
+    body=body_hash(BODY),
+)
 ANSWER = Answer(
-    run=TOKEN, client=1, nonce=TOKEN, order=TOKEN * 2, steps=4, norm=1.25, examples=9, loss=None,
-    notes={"rate": 0.5}, seconds=None, state="0-0-0", state_digest=TOKEN, vectors=VECTORS, body=body_hash(BODY),
-)  # fmt: skip
+    run=TOKEN,
+    client=1,
+    nonce=TOKEN,
+    order=TOKEN * 2,
+    steps=4,
+    norm=1.25,
+    examples=9,
+    loss=None,
+    notes={"rate": 0.5},
+    seconds=None,
+    state="0-0-0",
+    state_digest=TOKEN,
+    vectors=VECTORS,
+    body=body_hash(BODY),
+)
 REFUSAL = Refusal(TOKEN, 1, TOKEN, "budget", "no room")
 
 
@@ -70,7 +104,9 @@ def test_bodies_are_exact() -> None:
         (BODY, replace(ORDER, vectors=(("theta", "f4", 1 << 50),)), (("theta", "f4", 1 << 50),)),
     ],
 )
-def test_another_body_is_refused(body: bytes, head: TrainOrder, expected: tuple[messages.Vector, ...]) -> None:
+def test_another_body_is_refused(
+    body: bytes, head: TrainOrder, expected: tuple[messages.Vector, ...]
+) -> None:
     with pytest.raises(BadMessage):
         unpack(body, head, expected)
 
@@ -146,7 +182,9 @@ def test_ten_thousand_damaged_messages_are_refused_and_nothing_else(monkeypatch:
                 other = sound[int(rng.integers(3))]
                 message[at : at + 20] = other[at : at + 20]
             else:
-                message[at:at] = [b"{", b"[", b'"', b"\\u0000", b"null", b"1e999", b"\xff"][int(rng.integers(7))]
+                message[at:at] = [b"{", b"[", b'"', b"\\u0000", b"null", b"1e999", b"\xff"][
+                    int(rng.integers(7))
+                ]
         try:
             head = read_any(bytes(message), KEY.public_key())
         except BadMessage:

@@ -1,4 +1,5 @@
-"""What an owner allows, and nothing else: refused by the client alone, at no cost, whatever the server says."""
+"""What an owner allows, and nothing else: refused by the client alone, at no cost, whatever the server
+says."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from deploy_small import ALLOW, Small, federation, settings
+
 from tacit.deploy.client import LEDGERS
 from tacit.deploy.ledgers import read_accounts, spent
 from tacit.deploy.messages import Answer, Refusal, TrainOrder, read, written
@@ -27,7 +28,9 @@ CLIENT: dict[str, Any] = {
 
 def charges(small: Small, client: int) -> int:
     """How many rounds a client has paid for, by its own ledgers on disk."""
-    return sum(len(account.contents.charges) for account in read_accounts(small.clients[client].folder / LEDGERS))
+    return sum(
+        len(account.contents.charges) for account in read_accounts(small.clients[client].folder / LEDGERS)
+    )
 
 
 def given(small: Small, number: int = 0) -> tuple[int, TrainOrder, bytes, bytes]:
@@ -76,7 +79,9 @@ def test_client_level_is_charged_without_amplification(tmp_path: Path) -> None:
     for number, client in enumerate(small.clients):
         assert charges(small, number) == asked.count(number)
         said = own_statement(client.folder, client.allow)
-        assert [who for who, epsilon, _ in said.observers if epsilon is None] == ["the server, and whoever runs it"]
+        assert [who for who, epsilon, _ in said.observers if epsilon is None] == [
+            "the server, and whoever runs it"
+        ]
     worst = max(own_statement(client.folder, client.allow).epsilon for client in small.clients)
     often = max(asked.count(number) for number in range(4))
     if often == 4:  # in all rounds, and nothing counted on chance: never less than the server's own number
@@ -101,7 +106,9 @@ def test_what_is_not_allowed_is_refused_and_costs_nothing(
     small = federation(tmp_path, allow)
     config = settings(deployed=small.folder, **run)
     if config.privacy is not None and config.privacy.unit == "client":
-        small.run(config, tmp_path / "run")  # noise alone: under client-level privacy nobody sees who was there
+        small.run(
+            config, tmp_path / "run"
+        )  # noise alone: under client-level privacy nobody sees who was there
     else:
         with pytest.raises(UserError, match="refused"):
             small.run(config, tmp_path / "run")
@@ -127,7 +134,7 @@ def test_a_stale_order_costs_nothing(tmp_path: Path) -> None:
     late = [0.0]
     small = federation(tmp_path, {"unit": "example"}, clock=lambda: time.time() + late[0])
     small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
-    client, order, head, body = given(small)
+    client, order, _, body = given(small)
     fresh = written(TrainOrder(**{**vars(order), "nonce": "f" * 32}), small.key)
     for shift in (order.ttl + 60, -3600.0):
         late[0] = shift

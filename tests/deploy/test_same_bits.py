@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from deploy_small import dataset, federation, same, settings, vectors
 
 import tacit
-from deploy_small import dataset, federation, same, settings, vectors
 
 SEEDED = {"privacy__entropy": "seed", "privacy__noise": 0.8, "privacy__clip": 0.5, "privacy__delta": 1e-3}
 METHODS: dict[str, dict[str, Any]] = {
@@ -43,5 +43,7 @@ def test_both_sides_restart_in_the_middle_and_end_with_the_same_model(tmp_path: 
         small.reopened(number)
     deployed = small.resume(tmp_path / "real", rounds=4)
     assert same(vectors(simulated.path), vectors(deployed.path))
-    assert torch.equal(*(torch.cat([p.flatten() for p in r.model.parameters()]) for r in (simulated, deployed)))
+    assert torch.equal(
+        *(torch.cat([p.flatten() for p in r.model.parameters()]) for r in (simulated, deployed))
+    )
     assert all(not finding.problem for finding in tacit.verify(tmp_path / "real"))

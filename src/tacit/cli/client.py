@@ -26,7 +26,7 @@ data: {data}
 
 # What you allow, over all runs. This client refuses everything else, whatever the server says.
 allow:
-  unit: example       # each record, by noise made here; `client` trusts the server to make it; `none`: nothing
+  unit: example       # each record, by noise made here; `client` trusts the server with it; `none`: nothing
   epsilon: 4          # the budget of all runs together, by this client's own ledger
   delta: 1e-6
   methods: [dp-fedadamw]
@@ -118,7 +118,7 @@ def ledger(
     folder: Folder,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Say what this client's records have paid, over all runs, by its own ledger, and against whom that holds."""
+    """Say what the records here have paid over all runs, by this client's own ledger, and against whom."""
     from tacit.config.owner import read_owner
     from tacit.deploy.statement import own_statement
 
@@ -146,7 +146,11 @@ def _knock(server: str, authority: Path) -> str:
             server, timeout=5, context=ssl.create_default_context(cafile=str(authority))
         )
         connection.request("GET", "/")
-        return "its door is there" if connection.getresponse().status == 404 else "answers, but not as a gate would"
+        return (
+            "its door is there"
+            if connection.getresponse().status == 404
+            else "answers, but not as a gate would"
+        )
     except ssl.SSLError as error:
         return f"its certificate is not the federation's ({error.reason})"
     except OSError as error:

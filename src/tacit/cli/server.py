@@ -36,8 +36,12 @@ def init(
     from tacit.deploy.folders import INVITATION, init_server
 
     invitation = init_server(folder, host, listen, port)
-    print(f"A federation at {invitation.server}. Give {folder / INVITATION} to the owners of the records, take")
-    print(f"their cards in with `tacit server add {folder} CARD`, and open with `tacit server start {folder}`.")
+    print(
+        f"A federation at {invitation.server}. Give {folder / INVITATION} to the owners of the records, take"
+    )
+    print(
+        f"their cards in with `tacit server add {folder} CARD`, and open with `tacit server start {folder}`."
+    )
 
 
 @server.command()
@@ -66,7 +70,7 @@ def add(
 
 @server.command()
 def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.")]) -> None:
-    """Put a client out, at once: its number stays, it counts as absent, and its key opens nothing any more."""
+    """Put a client out, at once: its number stays, it counts as absent, and its key opens nothing more."""
     from tacit.deploy.roster import Roster
 
     Roster.read(folder).without(name).write(folder)
@@ -124,7 +128,9 @@ def clients(
         table.add_column(column)
     for row in rows:
         records = "" if row["records"] is None else f"{row['records']:,}"
-        table.add_row(str(row["number"]), str(row["name"]), f"{str(row['key'])[:16]}…", records, str(row["state"]))
+        table.add_row(
+            str(row["number"]), str(row["name"]), f"{str(row['key'])[:16]}…", records, str(row["state"])
+        )
     Console(highlight=False).print(table)
     if there is None:
         print(f"The server is not running: tacit server start {folder}")

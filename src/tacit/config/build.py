@@ -115,8 +115,8 @@ def _owners(config: Config, kind: Owners, dataset: Dataset) -> Population:
         )
     if config.data.holdout or config.data.validation or config.evaluate.clients:
         raise UserError(
-            "data.holdout, data.validation and evaluate.clients are about clients' own records, which stay with "
-            "their owners; leave them out"
+            "data.holdout, data.validation and evaluate.clients are about clients' own records, which stay "
+            "with their owners; leave them out"
         )
     roster = Roster.read(Path(config.engine.federation).expanduser()).first(kind.clients)
     return OwnersPopulation(roster, Looks(dataset.shape, dataset.classes, dataset.label_names))

@@ -5,8 +5,8 @@
     data: {name: table, path: records.csv, features: [age, dose], label: outcome}
     allow: {unit: example, epsilon: 4, delta: 1e-6, methods: [dp-fedadamw], send: [examples]}
 
-The server's settings come with its orders, as plain values. What they may name is the owner's to say; where the
-records are, the owner alone knows.
+The server's settings come with its orders, as plain values. What they may name is the owner's to say; where
+the records are, the owner alone knows.
 """
 
 from __future__ import annotations
@@ -150,7 +150,11 @@ def asked(config: Config) -> Asked:
     """What a run wants of a client, as far as the owner's policy has a say."""
     model, privacy = config.model, config.privacy
     names = [model.hub, model.start, model.config if isinstance(model.config, str) else None]
-    names += [name for name in (model.name, config.task.name if config.task else None) if name and name.startswith(PREFIX)]
+    names += [
+        name
+        for name in (model.name, config.task.name if config.task else None)
+        if name and name.startswith(PREFIX)
+    ]
     names += [config.data.tokenizer] if config.data.tokenizer != BYTES else []
     needs: list[Number] = ["examples"] if config.weights == "examples" else []
     if privacy is not None and privacy.adaptive is not None:
@@ -172,7 +176,7 @@ def as_looks(dataset: Dataset, order: TrainOrder) -> Dataset:
         raise UserError(f"records of {dataset.classes} classes where the run has {order.classes}")
     if dataset.label_names != order.labels:
         raise UserError(
-            "its classes have other names, or another order, than the run's, so their numbers would not mean the "
-            "same; use numbers from 0 as labels on all machines"
+            "its classes have other names, or another order, than the run's, so their numbers would not mean "
+            "the same; use numbers from 0 as labels on all machines"
         )
     return replace(dataset, classes=order.classes)

@@ -1,4 +1,5 @@
-"""Real clients: messages, keys, rosters, and the two ends of a federation whose records stay with their owners.
+"""Real clients: messages, keys, rosters, and the two ends of a federation whose records stay with their
+owners.
 
 Nothing here but `tacit.deploy.flower` knows how messages travel.
 """

@@ -1,9 +1,10 @@
 """A client: it carries out orders on its owner's records, if its owner's policy lets it.
 
-What happens to an order, in this order: is it the server's, for this client, and of this protocol? does it still
-hold? was it carried out before? does the policy allow it? do model and records fit? is the body what the head
-says? Only then does the client's own ledger pay (on disk, before anything else), the client trains, keeps its
-state (on disk), and answers. What is refused costs nothing. What fails after the charge stays charged.
+What happens to an order, in this order: is it the server's, for this client, and of this protocol? does it
+still hold? was it carried out before? does the policy allow it? do model and records fit? is the body what
+the head says? Only then does the client's own ledger pay (on disk, before anything else), the client trains,
+keeps its state (on disk), and answers. What is refused costs nothing. What fails after the charge stays
+charged.
 
 How messages come and go is somebody else's business (`tacit.deploy.flower`): this is a function from bytes to
 bytes, and it raises nothing, whatever the bytes are.
@@ -160,7 +161,15 @@ class Client:
 
     def _worker(self, order: TrainOrder) -> tuple[Prepared, Worker]:
         """The job of an order, made once for a run."""
-        about = (order.run, order.client, order.clients, order.config, order.shape, order.classes, order.labels)
+        about = (
+            order.run,
+            order.client,
+            order.clients,
+            order.config,
+            order.shape,
+            order.classes,
+            order.labels,
+        )
         name = sha256(repr(about).encode()).hexdigest()
         if self._made is None or self._made[0] != name:
             self._made = None

@@ -1,15 +1,15 @@
 """How messages travel: through a Flower SuperLink. All that this package knows of Flower is in this file.
 
-The SuperLink is a post office. It knows clients by their keys and keeps messages until they are fetched, in memory
-alone. It runs no app, and neither do clients: Flower's own SuperNode would run whatever code the SuperLink sends,
-so a client here is a program of its own that speaks the Fleet API, and the only code it runs is what its owner
-installed. The app bundle that Flower wants for a run is an empty one.
+The SuperLink is a post office. It knows clients by their keys and keeps messages until they are fetched, in
+memory alone. It runs no app, and neither do clients: Flower's own SuperNode would run whatever code the
+SuperLink sends, so a client here is a program of its own that speaks the Fleet API, and the only code it runs
+is what its owner installed. The app bundle that Flower wants for a run is an empty one.
 
 Two doors
 ---------
 A SuperLink serves three interfaces on one port, and its Control interface lets anybody start runs. Here the
-public door (TLS) has eight paths of the Fleet interface and answers 404 to everything else; all of it is served
-only on a Unix socket in the federation's folder, which the operating system opens to its owner alone.
+public door (TLS) has eight paths of the Fleet interface and answers 404 to everything else; all of it is
+served only on a Unix socket in the federation's folder, which the operating system opens to its owner alone.
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ def _keep_members(folder: Path, stop: threading.Event, ready: Callable[[], None]
                     control.UnregisterNode(UnregisterNodeRequest(node_id=nodes.pop(who)))
                 elif not member.revoked and who not in nodes:
                     key = public_key_to_bytes(member.public_key)
-                    nodes[who] = control.RegisterNode(RegisterNodeRequest(public_key=key, name=member.name)).node_id
+                    nodes[who] = control.RegisterNode(
+                        RegisterNodeRequest(public_key=key, name=member.name)
+                    ).node_id
             if not told:
                 told = True
                 ready()
@@ -253,7 +255,9 @@ class SuperLinkTransport:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / SOCKET).exists():
-            raise UserError(f"engine.federation: nobody serves {folder}; start it with `tacit server start {folder}`")
+            raise UserError(
+                f"engine.federation: nobody serves {folder}; start it with `tacit server start {folder}`"
+            )
         _flwr(folder / HOME)
         import httpx
         from flwr.cli.build import build_fab_from_files
@@ -280,7 +284,9 @@ class SuperLinkTransport:
                 if found.HasField("task") and found.task.run_id == run:
                     token = found.token
                 elif time.monotonic() > ends:
-                    raise UserError(f"{folder}: the SuperLink did not start a run within 30 s; start it again")
+                    raise UserError(
+                        f"{folder}: the SuperLink did not start a run within 30 s; start it again"
+                    )
                 elif not found.HasField("task"):
                     time.sleep(0.2)
         except httpx.HTTPError as error:
@@ -311,7 +317,10 @@ class SuperLinkTransport:
         shared = ArrayRecord({BODY: _array(body)})
         messages = [
             Message(
-                RecordDict({HEAD: ConfigRecord({HEAD: orders[who]}), BODY: shared}), self._nodes[who], "train", ttl=ttl
+                RecordDict({HEAD: ConfigRecord({HEAD: orders[who]}), BODY: shared}),
+                self._nodes[who],
+                "train",
+                ttl=ttl,
             )
             for who in there
         ]
@@ -324,7 +333,9 @@ class SuperLinkTransport:
         found: dict[str, Parcel | None] = {}
         with self._answering():
             for message in self._grid.pull_messages(list(tickets)):
-                found[message.metadata.reply_to_message_id] = None if message.has_error() else _parcel(message.content)
+                found[message.metadata.reply_to_message_id] = (
+                    None if message.has_error() else _parcel(message.content)
+                )
         return found
 
     def close(self) -> None:
@@ -332,6 +343,7 @@ class SuperLinkTransport:
 
         self._stop.set()
         with suppress(self._failed):
+            assert self._grid._client is not None
             self._grid._client.PushTaskOutput(PushTaskOutputRequest(sub_status="completed", details=""))
         self._grid.close()
 
@@ -341,7 +353,9 @@ class SuperLinkTransport:
         try:
             yield
         except self._failed as error:
-            raise UserError(f"the SuperLink is gone, or was restarted ({error}); then `tacit resume`") from None
+            raise UserError(
+                f"the SuperLink is gone, or was restarted ({error}); then `tacit resume`"
+            ) from None
 
     def _live(self, folder: Path, token: str) -> None:
         from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
@@ -481,8 +495,10 @@ def _fetched(client: Any, node: Any, plain: Any, tree: Any) -> Any:
         [part.object_id for part in iterate_object_tree(tree)],
         make_pull_object_fn_protobuf(client.PullObject, node, run),
     )
-    client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name))
-    message = inflate_object_from_contents(name, contents)
+    client.ConfirmMessageReceived(
+        ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
+    )
+    message: Any = inflate_object_from_contents(name, contents)
     message.metadata.__dict__["_message_id"] = name
     return message
 
@@ -501,7 +517,10 @@ def _returned(client: Any, node: Any, order: Any, reply: Reply) -> None:
     from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
     from flwr.supercore.inflatable.inflatable_utils import push_objects
 
-    records: dict[str, Any] = {HEAD: ConfigRecord({HEAD: reply[0]}), BODY: ArrayRecord({BODY: _array(reply[1])})}
+    records: dict[str, Any] = {
+        HEAD: ConfigRecord({HEAD: reply[0]}),
+        BODY: ArrayRecord({BODY: _array(reply[1])}),
+    }
     message = Message(RecordDict(records), reply_to=order)
     with no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id

@@ -1,8 +1,8 @@
 """Keys and certificates: who somebody is, and that a message is theirs.
 
-Everyone in a federation, the server too, has one key pair on the NIST curve P-384, in OpenSSH's format; whoever
-it is, is the SHA-256 of the public key. Messages are signed with it (ECDSA, SHA-384). TLS has a certificate
-authority of the federation's own. All primitives are those of `cryptography`.
+Everyone in a federation, the server too, has one key pair on the NIST curve P-384, in OpenSSH's format;
+whoever it is, is the SHA-256 of the public key. Messages are signed with it (ECDSA, SHA-384). TLS has a
+certificate authority of the federation's own. All primitives are those of `cryptography`.
 """
 
 from __future__ import annotations

@@ -5,16 +5,16 @@ A run's server has a ledger too, but an owner need not believe it. Here each run
 
 What is counted
 ---------------
-*Example level*: the client's own noisy steps, at its own rate. Whoever sees every upload, the server included,
-learns no more than this ε says.
+*Example level*: the client's own noisy steps, at its own rate. Whoever sees every upload, the server
+included, learns no more than this ε says.
 
 *Client level*: the noise is the server's. Charged is one Gaussian release for each round in which the client
-takes part, as if everybody knew that it did: whoever watches the network does. So this ε is not reduced by the
-sampling of clients, and it holds if the server adds the noise that it promises. Neighbours: the client's upload,
-or zero in its place.
+takes part, as if everybody knew that it did: whoever watches the network does. So this ε is not reduced by
+the sampling of clients, and it holds if the server adds the noise that it promises. Neighbours: the client's
+upload, or zero in its place.
 
-Client-level protection covers single records too, so its charges count against an example-level budget as well;
-not the other way round.
+Client-level protection covers single records too, so its charges count against an example-level budget as
+well; not the other way round.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ class Nonces:
                 known = unsealed(file.read_text(encoding="utf-8"))["until"]
                 self._until = {str(nonce): float(until) for nonce, until in known.items() if until >= now}
             except (OSError, ValueError, KeyError, AttributeError, TypeError, json.JSONDecodeError) as error:
-                raise UserError(f"{file} is damaged ({error}): old orders could be replayed; restore it") from None
+                raise UserError(
+                    f"{file} is damaged ({error}): old orders could be replayed; restore it"
+                ) from None
 
     def __contains__(self, nonce: str) -> bool:
         return nonce in self._until

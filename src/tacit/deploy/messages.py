@@ -1,9 +1,9 @@
 """What travels: a signed head of plain values, and a body of raw numbers that the head holds the hash of.
 
-No pickle, no code, nothing that depends on who reads it. A head is JSON in one form only, with exactly the keys
-of its kind; a body is named vectors, one after the other, of exactly the lengths that the head says. Anything
-else is a `BadMessage`, whatever the bytes are. A body is apart from its head so that one that goes to many is
-stored and sent once.
+No pickle, no code, nothing that depends on who reads it. A head is JSON in one form only, with exactly the
+keys of its kind; a body is named vectors, one after the other, of exactly the lengths that the head says.
+Anything else is a `BadMessage`, whatever the bytes are. A body is apart from its head so that one that goes
+to many is stored and sent once.
 
 >>> from cryptography.hazmat.primitives.asymmetric import ec
 >>> key = ec.generate_private_key(ec.SECP384R1())

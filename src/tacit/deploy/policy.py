@@ -1,7 +1,7 @@
 """What the owner of some records lets be done with them: the `allow` section of `client.yaml`.
 
-It is the client's own file, read by the client's own program. Whatever a server asks for beyond it is refused,
-before anything is charged or trained.
+It is the client's own file, read by the client's own program. Whatever a server asks for beyond it is
+refused, before anything is charged or trained.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who belongs to a federation: numbers, keys, and how many records each owner says it has.
 
-`roster.json` in the server's folder. Clients are numbered in the order in which they came and never lose their
-number. A run is about the first N of them, so its population, which its guarantee counts as public, is frozen
-while others join for the next one. Somebody who is put out keeps the number and counts as absent.
+`roster.json` in the server's folder. Clients are numbered in the order in which they came and never lose
+their number. A run is about the first N of them, so its population, which its guarantee counts as public, is
+frozen while others join for the next one. Somebody who is put out keeps the number and counts as absent.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class Roster:
 
 
 def read_card(text: str, where: str) -> Member:
-    """What `tacit client init` wrote for the server's operator: a name, a key, perhaps a number of records."""
+    """What `tacit client check` wrote for the server's operator: name, key, perhaps a number of records."""
     try:
         plain = json.loads(text)
         return _member({**plain, "revoked": False})
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{where} is no client's card ({error}); `tacit client init` writes one") from None
+        raise UserError(f"{where} is no client's card ({error}); `tacit client check` writes one") from None
 
 
 def card(name: str, key: PublicKey, records: int) -> str:
@@ -154,7 +154,7 @@ class Looks:
 
 
 class Owners(Population):
-    """A population as the server of a federation knows it: who there is, and how much each one says it has."""
+    """A population as a federation's server knows it: who there is, and how much each one says it has."""
 
     def __init__(self, roster: Roster, looks: Looks) -> None:
         count = len(roster.members)

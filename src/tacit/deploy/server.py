@@ -1,13 +1,13 @@
 """The engine of a federation of real clients: orders out, answers in, each one checked, and the sum.
 
-The cohort is the mechanism's: drawn from the roster, whoever is there. Each client of it gets an order of its own
-with a nonce of its own. Answers are taken in the order of the shards, so that memory holds no more than one
-shard's and the sum has the same bits as in one process. Whoever has not answered by the deadline, refuses, or
-sends what is not an answer to its order, counts as zero; what comes later is never looked at.
+The cohort is the mechanism's: drawn from the roster, whoever is there. Each client of it gets an order of its
+own with a nonce of its own. Answers are taken in the order of the shards, so that memory holds no more than
+one shard's and the sum has the same bits as in one process. Whoever has not answered by the deadline,
+refuses, or sends what is not an answer to its order, counts as zero; what comes later is never looked at.
 
-An answer counts if it is signed by the client's key, names the order, its nonce and its hash, and has exactly the
-vectors that are due. Where the server makes the noise, its whole numbers must be within the clipping norm, which
-is checked here once more: the sensitivity never depends on what a client did.
+An answer counts if it is signed by the client's key, names the order, its nonce and its hash, and has exactly
+the vectors that are due. Where the server makes the noise, its whole numbers must be within the clipping
+norm, which is checked here once more: the sensitivity never depends on what a client did.
 """
 
 from __future__ import annotations
@@ -55,7 +55,19 @@ POLL = 0.5
 LOG = "log.jsonl"
 SHARED = ("size", "normalise", "augment", "max_length", "tokenizer")
 """Keys of the data section that say what records are made into, and not where they are."""
-SENT = ("name", "seed", "rounds", "task", "model", "method", "cohort", "weights", "local", "server", "privacy")
+SENT = (
+    "name",
+    "seed",
+    "rounds",
+    "task",
+    "model",
+    "method",
+    "cohort",
+    "weights",
+    "local",
+    "server",
+    "privacy",
+)
 """Sections that clients are told."""
 
 Parcel = tuple[bytes, Callable[[], bytes]]
@@ -158,7 +170,9 @@ class Deployed:
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
     ) -> list[dict[str, float]]:
-        raise UserError("evaluate.clients: real clients do not tell how good their own models are; leave it out")
+        raise UserError(
+            "evaluate.clients: real clients do not tell how good their own models are; leave it out"
+        )
 
     def close(self) -> None:
         self._worker.forget()
@@ -306,7 +320,7 @@ def checked_norm(upload: Vectors, bounding: Bounding | None) -> float:
     if bounding is not None and bounding.grid is not None:
         radius, square = bounding.grid.radius, 0
         for vector in upload.values():
-            if vector.numel() and int(vector.abs().max()) > radius or bool((vector < -radius).any()):
+            if (vector.numel() and int(vector.abs().max()) > radius) or bool((vector < -radius).any()):
                 raise BadMessage("its update is longer than the clipping norm")
             for part in torch.split(vector.long(), 1 << 15):
                 if float(part.double().square().sum()) > 2.0 * radius**2:
@@ -327,21 +341,25 @@ def refuse_undeployable(job: Job) -> None:
     """Runs that real clients cannot take part in, or not yet."""
     privacy = job.privacy
     if isinstance(privacy, Correlated):
-        raise UserError("privacy.mechanism: real clients cannot count the cost of correlated noise by themselves yet")
+        raise UserError(
+            "privacy.mechanism: real clients cannot count the cost of correlated noise by themselves yet"
+        )
     if isinstance(privacy, ClientLevel) and privacy.noise_at == "clients":
         raise UserError(
-            "privacy.noise_at: a client's share of the noise hides nothing from the server that sees its upload; "
-            "let the server make the noise, or protect single records (unit: example)"
+            "privacy.noise_at: a client's share of the noise hides nothing from a server that sees its "
+            "upload; let the server make the noise, or protect single records (unit: example)"
         )
     if isinstance(job.population, Owners) and (privacy is not None and privacy.unit == "example"):
         silent = [m.name for m in job.population.roster.members if not m.records]
         if silent:
             raise UserError(
-                f"privacy.unit: at example level the number of records is public, and {', '.join(silent)} did "
+                f"privacy.unit: at example level the number of records is public; {', '.join(silent)} did "
                 "not tell it; `allow.send: [examples]` puts it on a client's card"
             )
     if job.layers or len(job.probe) or len(job.public):
-        raise UserError("evaluate.layers, evaluate.train and data.public need records that the server does not have")
+        raise UserError(
+            "evaluate.layers, evaluate.train and data.public need records that the server does not have"
+        )
 
 
 def sent_config(file: Path, whole: bool) -> str:

@@ -36,15 +36,20 @@ class OwnStatement:
         return plain
 
     def text(self) -> str:
-        what = {"example": "each of its records", "client": "all of its records together"}.get(self.unit, "nothing")
+        what = {"example": "each of its records", "client": "all of its records together"}.get(
+            self.unit, "nothing"
+        )
+        allowed = "anything" if self.budget is None else f"{self.budget:g}"
         lines = [
-            f"By its own ledger this client has spent ε = {rounded_up(self.epsilon)} at δ = {self.delta:g} for {what}, in "
-            f"{self.rounds} rounds of {self.runs} runs; allowed is {'anything' if self.budget is None else f'{self.budget:g}'}."
+            f"By its own ledger this client has spent ε = {rounded_up(self.epsilon)} at δ = {self.delta:g} "
+            f"for {what}, in {self.rounds} rounds of {self.runs} runs; allowed is {allowed}."
         ]
         if self.unprotected:
             lines.append(f"In {self.unprotected} further rounds its update left without any guarantee.")
         if self.simulated:
-            lines.append(f"{self.simulated} rounds were rehearsals: their noise can be repeated and protects nothing.")
+            lines.append(
+                f"{self.simulated} rounds were rehearsals: their noise can be repeated and protects nothing."
+            )
         lines.append("Against whom:")
         for who, epsilon, why in self.observers:
             held = "no guarantee" if epsilon is None else f"ε = {rounded_up(epsilon)}"
@@ -89,8 +94,8 @@ def _observers(
         (
             "other clients, and whoever gets the model",
             epsilon,
-            "If the server adds the noise that it promises. Its own statement may say less: it counts on secret "
-            "sampling.",
+            "If the server adds the noise that it promises. Its own statement may say less: it counts on "
+            "secret sampling.",
         ),
         (
             "whoever watches the network and gets the model",

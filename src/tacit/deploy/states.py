@@ -1,16 +1,15 @@
 """Client states as the server of a federation knows them: that they are there, and a hash of each.
 
-The states themselves are on the clients' own disks. The server's folder has a small file for each version that a
-client said it wrote, with the hash that it told; an order names version and hash, so a client that lost its
-state, or has another, says so instead of going on from it. The run's name is kept here too: clients keep the
-states of different runs apart by it.
+The states themselves are on the clients' own disks. The server's folder has a small file for each version
+that a client said it wrote, with the hash that it told; an order names version and hash, so a client that
+lost its state, or has another, says so instead of going on from it. The run's name is kept here too: clients
+keep the states of different runs apart by it.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import Tensor
 
@@ -25,7 +24,6 @@ NAME = "name"
 
 class RemoteStates(DirectoryStates):
     """Versions of states that clients hold."""
-
 
     @property
     def run(self) -> str:
@@ -49,7 +47,9 @@ class RemoteStates(DirectoryStates):
         try:
             return self.file(client, version).read_text(encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{self.file(client, version)} cannot be read ({error.strerror}); restore it") from None
+            raise UserError(
+                f"{self.file(client, version)} cannot be read ({error.strerror}); restore it"
+            ) from None
 
     def kept(self, client: int) -> tuple[str, ...]:
         """Versions that a checkpoint may still name."""

@@ -557,7 +557,7 @@ class Federation:
 
 
 def _arrivals(reports: Sequence[Report], bounding: Bounding | None, drawn: int) -> Arrivals:
-    """What the mechanism needs to know of the clients' reports: there is none of those that did not answer."""
+    """What the mechanism needs to know of the clients' reports; those who did not answer have none."""
     norm = math.inf if bounding is None else bounding.bound.bound
     return Arrivals(
         drawn=drawn,
