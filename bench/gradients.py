@@ -87,13 +87,15 @@ def step(method: str, name: str) -> Callable[[], None]:
         flat = Flat(model)
         clipped = ClippedGradient(flat) if method == "tacit" else None
         mechanism = ExampleLevel(NOISE, 1e-5, Clip(BOUND), Poisson(1.0))
+        bits, size = Bits.secret(), len(batch["y"])
 
         def ours() -> None:
             if clipped is None:
                 plain_gradient(flat, batch, losses)
             else:
+                noise = mechanism.ahead(flat.grad.numel(), bits, size)
                 clipped(batch, losses, BOUND)
-                mechanism.privatize_(flat.grad, Bits.secret(), len(batch["y"]))
+                mechanism.privatize_(flat.grad, noise, size)
             flat.values.sub_(flat.grad, alpha=LR)
 
         return ours

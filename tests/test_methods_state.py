@@ -14,7 +14,7 @@ import tacit
 from conftest import blobs
 from methods_small import CLIENTS, Played, configured, drawn, memories, play
 from tacit.config.methods import METHODS
-from tacit.federation import loop
+from tacit.federation import run as loop
 
 SMALL = {"model": {"name": "mlp", "hidden": [6]}, "local.batch": 5, "cohort.size": 3, "rounds": 3}
 """Real batches and partial participation, on a network that the config builds."""
@@ -89,7 +89,7 @@ def test_every_method_runs_and_goes_on_after_a_stop(method: str, monkeypatch: py
     def stop_requested() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(asked)
 
-    monkeypatch.setattr(loop, "_stop_requested", stop_requested)
+    monkeypatch.setattr(loop, "stop_requested", stop_requested)
     stopped = run(config, "stopped", After(lambda number: asked.append(number) if number == 2 else None))
     assert not stopped.result.finished
     assert len(stopped.result.metrics) == 2

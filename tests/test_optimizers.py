@@ -173,8 +173,8 @@ def test_lars_refuses_bad_settings(bad: dict[str, Any]) -> None:
 
 
 def test_schedules_by_hand() -> None:
-    assert [Constant()(t) for t in (0, 7)] == [1.0, 1.0]
-    assert [round(Cosine(4)(t), 12) for t in range(6)] == [
+    assert [Constant().over(9)(t) for t in (0, 7)] == [1.0, 1.0]
+    assert [round(Cosine().over(4)(t), 12) for t in range(6)] == [
         1.0,
         round((1 + math.sqrt(0.5)) / 2, 12),
         0.5,
@@ -182,15 +182,15 @@ def test_schedules_by_hand() -> None:
         0.0,
         0.0,
     ]
-    assert Cosine(4, floor=0.2)(2) == pytest.approx(0.6)
-    assert Cosine(4, floor=0.2)(9) == pytest.approx(0.2)
-    asr = Exponential(0.6, every=750, start=750)
+    assert Cosine(floor=0.2).over(4)(2) == pytest.approx(0.6)
+    assert Cosine(floor=0.2).over(4)(9) == pytest.approx(0.2)
+    asr = Exponential(0.6, every=750, start=750).over(2000)
     assert [asr(t) for t in (0, 749, 750)] == [1.0, 1.0, 1.0]
     assert asr(1500) == pytest.approx(0.6)
     assert asr(2250) == pytest.approx(0.36)
     assert asr(1125) == pytest.approx(math.sqrt(0.6))
-    assert PerRound(0.99)(0) == 1.0
-    assert PerRound(0.99)(200) == pytest.approx(0.13397967485796175)
+    assert PerRound(0.99).over(200)(0) == 1.0
+    assert PerRound(0.99).over(200)(200) == pytest.approx(0.13397967485796175)
 
 
 # The server
@@ -340,9 +340,8 @@ def test_options_of_lamb_are_its_own() -> None:
 
 
 def test_warm_up_over_rounds_rises_and_then_leaves_the_schedule_alone() -> None:
-    from tacit.config.schema import CosineSchedule, build_schedule
 
-    plain, warm = (build_schedule(CosineSchedule(kind="cosine", warmup=w), 100) for w in (0, 10))
+    plain, warm = (Cosine(warmup=w).over(100) for w in (0, 10))
     assert [warm(r) / plain(r) for r in (0, 4, 9, 10, 50)] == pytest.approx([0.1, 0.5, 1.0, 1.0, 1.0])
 
 

@@ -153,8 +153,9 @@ def test_clients_that_send_nonsense_do_not_stop_a_protected_run(config, dataset)
 
 @pytest.mark.parametrize("method", ["fedcm", "fedadamw", "fedlada", "fedadamw-alg3"])
 def test_the_average_clients_steps_are_no_part_of_a_protected_update(config, dataset, method) -> None:
-    with pytest.raises(Exception, match=r"local\.steps"):
-        tacit.run(config(method=method, privacy=CLIENT), dataset=dataset)
+    with pytest.raises(tacit.UserError, match=r"local\.epochs: .* set local\.steps instead"):
+        tacit.run(config(method=method, privacy=CLIENT), "refused", dataset=dataset)
+    assert not Path("refused", "ledger.jsonl").exists(), "refused before anything is charged"
     settings = config(method=method, privacy=CLIENT, local={"steps": 2, "batch": 6, "lr": 0.1})
     assert tacit.run(settings, dataset=dataset).finished
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "randomness", "section"},
+    {"errors", "lazy", "randomness", "reading", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},
+    {"secure"},
     {"algorithms"},
     {"data"},
     {"models", "tasks"},
@@ -21,6 +22,7 @@ ORDER = [
     {"config"},
     {"report"},
     {"api"},
+    {"sweeps"},
     {"cli"},
     {"__main__"},
 ]

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def leaves(values: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 def fuzzed(rng: random.Random) -> str:
     """A config's text with a few things wrong."""
-    values = yaml.safe_load(yaml.safe_dump(GOOD))
+    values = deepcopy(GOOD)
     marks = {}
     for number in range(rng.randint(1, 3)):
         path = rng.choice(leaves(GOOD)[1:])
@@ -64,7 +65,7 @@ def fuzzed(rng: random.Random) -> str:
             key = path[-1] if rng.random() < 0.9 else rng.choice(["lr", "extra", "", "1", "name", "<<"])
             here[key] = mark
             marks[mark] = rng.choice(ODD)
-    text = yaml.safe_dump(values, sort_keys=False)
+    text = yaml.dump(values, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
     for mark, odd in marks.items():
         text = text.replace(mark, odd)
     if rng.random() < 0.2:

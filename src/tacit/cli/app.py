@@ -23,7 +23,7 @@ from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.report import board, report
 from tacit.cli.server import server
-from tacit.cli.users import test
+from tacit.cli.test import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
 
@@ -152,6 +152,9 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Go on to this round instead of the config's.")
     ] = None,
+    device: Annotated[
+        list[str], typer.Option(help="Compute there instead: cpu, cuda, cuda:1, … Repeatable.")
+    ] = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its newest sound checkpoint.
@@ -166,7 +169,11 @@ def resume(
 
     console = _console(as_json)
     console.print(f"resuming [bold]{escape(str(folder))}[/bold]")
-    _finish(api.resume(folder, trackers=_progress(console), rounds=rounds), console, as_json)
+    _finish(
+        api.resume(folder, trackers=_progress(console), rounds=rounds, device=device or None),
+        console,
+        as_json,
+    )
 
 
 @app.command()
@@ -304,12 +311,15 @@ def _progress(console: Console) -> list[Any]:
 
 def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json: bool) -> None:
     from tacit.cli.compare import comparison
-    from tacit.cli.sweep import run_sweep
+    from tacit.cli.sweep import Bar
     from tacit.report.compare import find_runs, rows, to_json
+    from tacit.sweeps import play_sweep
 
     console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {escape(str(folder))}")
     try:
-        run_sweep(sweep, folder, console, jobs)
+        for task in play_sweep(sweep, folder, jobs, Bar(console)):
+            if task.diverged():
+                console.print(f"diverged: {escape(task.folder.name)}; its rounds so far are in the table")
     except KeyboardInterrupt:
         print(
             "tacit: stopped; every round that was finished is saved, the same command goes on",

@@ -30,6 +30,7 @@ from tacit.data.identity import Identity
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.privacy import (
+    AdaptiveClip,
     Charge,
     ClientLevel,
     ExampleLevel,
@@ -43,7 +44,6 @@ from tacit.privacy import (
 )
 from tacit.privacy.accountants import Epsilon
 from tacit.privacy.ledger import Contents
-from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.privacy.totals import ClientTotals
 
 
@@ -56,7 +56,7 @@ def own_cost(mechanism: Mechanism, workload: Workload, client: int) -> Part:
     if isinstance(mechanism, ExampleLevel):
         (part,) = mechanism.charge(0, np.array([client]), workload).parts
         return replace(part, clients=None)
-    if isinstance(mechanism, Correlated) or not isinstance(mechanism, ClientLevel):
+    if type(mechanism) not in (ClientLevel, AdaptiveClip):
         raise UserError(f"a client cannot count the cost of {mechanism.kind} noise by itself yet")
     return Part(PoissonGaussian(1.0, mechanism.noise))
 

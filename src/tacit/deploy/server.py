@@ -46,8 +46,7 @@ from tacit.engine.states import version
 from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG
 from tacit.federation.files import unsealed_text
-from tacit.privacy import Bounding, ClientLevel
-from tacit.privacy.mechanisms.correlated import Correlated
+from tacit.privacy import AdaptiveClip, Bounding, ClientLevel, ExampleLevel
 from tacit.vector import Vectors, frozen_hash
 
 POLL = 0.5
@@ -340,10 +339,13 @@ def checked_norm(upload: Vectors, bounding: Bounding | None) -> float:
 def refuse_undeployable(job: Job) -> None:
     """Runs that real clients cannot take part in, or not yet."""
     privacy = job.privacy
-    if isinstance(privacy, Correlated):
+    if privacy is not None and type(privacy) not in (ClientLevel, AdaptiveClip, ExampleLevel):
         raise UserError(
-            "privacy.mechanism: real clients cannot count the cost of correlated noise by themselves yet"
+            f"privacy: real clients cannot count the cost of {privacy.kind} noise by themselves yet; leave out "
+            "privacy.mechanism and privacy.aggregation"
         )
+    if privacy is not None and privacy.metrics is not None:
+        raise UserError("privacy.metrics: real clients do not tell the numbers it is made of; leave it out")
     if isinstance(privacy, ClientLevel) and privacy.noise_at == "clients":
         raise UserError(
             "privacy.noise_at: a client's share of the noise hides nothing from a server that sees its "

@@ -20,6 +20,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tacit.reading import opened
+
 SEAL = "# sha256 "
 """Begins the last line of a sealed text."""
 
@@ -61,7 +63,7 @@ def sync(path: Path) -> None:
 def digest(file: Path) -> str:
     """The SHA-256 of a file."""
     found = sha256()
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         while block := stream.read(1 << 22):
             found.update(block)
     return found.hexdigest()

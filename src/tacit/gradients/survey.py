@@ -24,6 +24,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from tacit.errors import UserError
+from tacit.gradients import generators
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.tape import Tape, Unsupported, tensors_in
 
@@ -67,8 +68,9 @@ class Survey:
 
 def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch], Tape]) -> Survey:
     """Try the model on two records. Leaves the random state as it was; raises if records are mixed."""
-    with torch.random.fork_rng():
-        state, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
+    device = next(iter(pair.values())).device
+    with generators.forked(device):
+        state, others = generators.state(device), (random.getstate(), np.random.get_state())  # noqa: NPY002
         # nan cannot be hidden by a layer that happens to be all zeros, as fresh output layers often are.
         changed = {name: tensor[[0, 0]] for name, tensor in pair.items()}
         for tensor in changed.values():
@@ -76,7 +78,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
                 tensor[1] = float("nan")
 
         def run(batch: Batch) -> Tensor:
-            torch.set_rng_state(state)  # the same coins each time
+            generators.set_state(state, device)  # the same coins each time
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002
             with torch.no_grad():
@@ -90,7 +92,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
                 f"{culprit} mixes the records of a batch, so no record's gradient can be bounded; "
                 "use a layer that treats every record by itself, such as nn.GroupNorm or nn.LayerNorm"
             )
-        torch.set_rng_state(state)
+        generators.set_state(state, device)
         random.setstate(others[0])
         np.random.set_state(others[1])  # noqa: NPY002
         try:
@@ -176,8 +178,9 @@ def experiment(
     cannot be
     the same for one record and for several; where a model draws in other ways, there is nothing to compare.
     """
-    with torch.random.fork_rng():
-        states, before = (random.getstate(), np.random.get_state()), torch.get_rng_state()  # noqa: NPY002
+    device = next(iter(batch.values())).device
+    with generators.forked(device):
+        states, before = (random.getstate(), np.random.get_state()), generators.state(device)  # noqa: NPY002
 
         def still(model: nn.Module, records: Batch) -> Tensor:
             random.setstate(states[0])
@@ -192,10 +195,12 @@ def experiment(
             grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             alone.append((loss.detach(), grads))
         results = [together({k: v[:n] for k, v in batch.items()}, still) for n in sizes]
-        if not torch.equal(before, torch.get_rng_state()):
+        if not generators.same(before, generators.state(device)):
             return
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters.values())
-    rough = 0.2 if half or torch.is_autocast_enabled("cpu") or alone[0][0].dtype != torch.float32 else 1e-2
+    rough = (
+        0.2 if half or torch.is_autocast_enabled(device.type) or alone[0][0].dtype != torch.float32 else 1e-2
+    )
     for n, (sums, values) in zip(sizes, results, strict=True):
         expected = torch.stack([loss for loss, _ in alone[:n]]).double()
         pairs = [(values.double(), expected)]

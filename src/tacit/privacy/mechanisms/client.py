@@ -24,19 +24,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from tacit.errors import UserError
 from tacit.privacy.bits import Ids
 from tacit.privacy.bounding import Bounding
-from tacit.privacy.events import FixedSizeGaussian, PoissonGaussian, Relation, SampledGaussian, Spend
+from tacit.privacy.events import Relation, Spend
 from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
     COHORT,
-    NOT_COVERED,
+    METRICS,
     RELEASE,
     Arrivals,
     Description,
@@ -46,20 +46,15 @@ from tacit.privacy.mechanisms.base import (
     Unit,
     Workload,
 )
-from tacit.privacy.sampling import Poisson, Sampling
+from tacit.privacy.metrics import Seen
+from tacit.privacy.sampling import Poisson
+from tacit.privacy.steps import round_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
 NoiseAt = Literal["server", "clients"]
 LEAST_SHARE = 16.0
 """Least standard deviation of a client's share of the noise, in grid units."""
-
-
-def round_event(sampling: Sampling, population: int, noise: float) -> SampledGaussian:
-    """One round, as the accountant knows it."""
-    if isinstance(sampling, Poisson):
-        return PoissonGaussian(sampling.rate, noise)
-    return FixedSizeGaussian(sampling.size, population, noise)
 
 
 @dataclass(frozen=True)
@@ -106,8 +101,8 @@ class ClientLevel(Mechanism):
 
     @property
     def sum_noise(self) -> float:
-        """The multiplier of the noise on the sum of uploads."""
-        return self.noise
+        """The multiplier of the noise on the sum of uploads: such that it and the metrics cost `noise`."""
+        return self.noise if self.metrics is None else self.metrics.rest(self.noise)
 
     def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding:
         bound = self.clip.bind(sizes, layout, self.clipping_norm(state))
@@ -154,7 +149,27 @@ class ClientLevel(Mechanism):
             mean[name] = grid.decoded(vector, 1 / expected)
         return mean, state
 
+    def measure(
+        self,
+        cohort: Sequence[Seen],
+        tests: Sequence[float],
+        state: State,
+        round: int,
+        attempt: int,
+        workload: Workload,
+    ) -> dict[str, float]:
+        if self.metrics is None:
+            return {}
+        bits = self.bits(workload.seed, round, attempt, METRICS)
+        expected = self.expected(workload.population)
+        return self.metrics.release(cohort, tests, self.clipping_norm(state), expected, self.noise, bits)
+
     # --- what a person is told --------------------------------------------------------------------------
+
+    def without_metrics(self) -> Self:
+        return (
+            self if self.metrics is None else replace(self, metrics=None, noise=self.metrics.rest(self.noise))
+        )
 
     def warnings(self, workload: Workload) -> list[str]:
         return self._loose_delta(workload.population, "clients")
@@ -169,7 +184,7 @@ class ClientLevel(Mechanism):
             maker = (
                 "the clients of the cohort in equal shares, topped up by the server for those who dropped out"
             )
-        covered = [*NOT_COVERED]
+        covered = [*self._not_covered]
         covered.append(
             "how many clients there are: the sampling rate is made from it, so it counts as public"
         )
@@ -180,7 +195,7 @@ class ClientLevel(Mechanism):
             sampling=f"Sampling: {sampled}.",
             clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self._how_clipped}.",
             noise=(
-                f"Noise: a rounded Gaussian on whole numbers, {self.noise:g} × the clipping norm on every "
+                f"Noise: a rounded Gaussian on whole numbers, {self.sum_noise:g} × the clipping norm on each "
                 f"sum, made by {maker}, from {self._source}. The accountant's ε is that of the released "
                 "bits: each client's upload is rounded to a grid and checked against its bound in whole "
                 "numbers, sums are exact, and adding a rounded Gaussian to a whole number is "
@@ -188,6 +203,16 @@ class ClientLevel(Mechanism):
             ),
             observers=self._observers(epsilon),
             not_covered=tuple(covered),
+            metrics=self._measured,
+        )
+
+    @property
+    def _measured(self) -> str:
+        if self.metrics is None:
+            return ""
+        return (
+            f"{self.metrics.describe(self.noise)} They take {self.metrics.share:.3g} of a round's 1/noise²: "
+            f"with the update they cost what noise {self.noise:g} would."
         )
 
     @property

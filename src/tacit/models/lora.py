@@ -16,28 +16,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import nn
 
 from tacit.errors import UserError
+from tacit.section import section
 from tacit.vector.blocks import Transformer
 from tacit.vector.layout import HEAD, output_layers
 
 FUSED = [name for name, part in Transformer.PARTS.items() if part == "QKV"]
 
 
-@dataclass(frozen=True)
+@section
 class Lora:
-    """Low-rank adapters: their rank r, α, the layers they sit beside, and dropout on what goes into them."""
+    """Low-rank adapters: their rank r, α, the layers they sit beside, and dropout on what goes into them.
 
-    rank: int = 16
-    alpha: float = 32.0
+    They are trained beside frozen layers, and the output layers with them.
+    """
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
     targets: tuple[str, ...] = ("query", "value")
     """Last part of the layers' names; query, key and value mean a model's own, whatever it calls them."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 def adapt(module: nn.Module, lora: Lora) -> None:
