@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tacit.cli.audit import audit
+from tacit.cli.client import client
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.diagnose import drift, hessian
@@ -22,6 +23,7 @@ from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.report import board, report
+from tacit.cli.server import server
 from tacit.cli.test import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
@@ -285,6 +287,8 @@ app.command()(fit)
 app.command()(methods)
 app.command()(blocks)
 app.add_typer(corpus, name="corpus")
+app.add_typer(server, name="server")
+app.add_typer(client, name="client")
 
 
 class _Console(Console):

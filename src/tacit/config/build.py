@@ -23,11 +23,15 @@ from tacit.config.schema import (
     Iid,
     Natural,
     NoiseStatedOn,
+    Owners,
     Server,
 )
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
-from tacit.engine import DirectoryStates, Job, Local
+from tacit.deploy import FlowerSettings, Looks, Roster
+from tacit.deploy import Owners as OwnersPopulation
+from tacit.deploy.states import RemoteStates
+from tacit.engine import ClientStates, DirectoryStates, Job, Local
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
 from tacit.errors import UserError
@@ -73,6 +77,8 @@ def build_population(config: Config, dataset: Dataset) -> Population:
     _, private = split_public(config, dataset)
     rng = randomness.generator(config.seed, "partition")
     kind = config.data.partition
+    if isinstance(kind, Owners):
+        return _owners(config, kind, dataset)
     if isinstance(kind, Iid):
         parts = partition.iid(len(private), kind.clients, rng)
     elif isinstance(kind, Dirichlet | ClassesPerClient):
@@ -96,6 +102,22 @@ def build_population(config: Config, dataset: Dataset) -> Population:
     return Population(
         records, parts.offsets, private[parts.indices], config.data.holdout, config.data.validation
     )
+
+
+def _owners(config: Config, kind: Owners, dataset: Dataset) -> Population:
+    """The clients of a federation of real ones, as its server knows them."""
+    if not isinstance(config.engine, FlowerSettings):
+        raise UserError(
+            "data.partition: owners have their records on their own machines; reach them with engine: "
+            "{kind: flower, federation: DIR}"
+        )
+    if config.data.holdout or config.data.validation or config.evaluate.clients:
+        raise UserError(
+            "data.holdout, data.validation and evaluate.clients are about clients' own records, which stay "
+            "with their owners; leave them out"
+        )
+    roster = Roster.read(Path(config.engine.federation).expanduser()).first(kind.clients)
+    return OwnersPopulation(roster, Looks(dataset.shape, dataset.classes, dataset.label_names))
 
 
 def validation_records(population: Population, dataset: Dataset) -> Records:
@@ -177,11 +199,15 @@ def build_job(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    population: Population | None = None,
 ) -> Job:
     """What the workers need; any part can be given as an object instead of by name."""
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
-    population = build_population(config, dataset)
+    population = population or build_population(config, dataset)
+    states: ClientStates = DirectoryStates(folder / STATES)
+    if isinstance(population, OwnersPopulation):
+        states = RemoteStates(folder / STATES)
     validating = config.evaluate.split == "validation"
     if validating and not config.data.validation and dataset.validation is None:
         raise UserError("evaluate.split: no record is held out to validate on; set data.validation to 0.1")
@@ -201,7 +227,7 @@ def build_job(
         algorithm=algorithm,
         local=local,
         seed=config.seed,
-        states=DirectoryStates(folder / STATES),
+        states=states,
         evaluation_batch=config.evaluate.batch,
         layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local),
