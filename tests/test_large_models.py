@@ -19,7 +19,7 @@ from tacit import models
 from tacit.config.build import build_base, build_job, build_model
 from tacit.errors import UserError
 from tacit.models import hub
-from tacit.models.trained import Lora, adapt, train_only
+from tacit.models.lora import Lora, adapt, train_only
 from tacit.privacy import Grid
 from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.vector import Flat, Layout

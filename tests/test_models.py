@@ -33,7 +33,7 @@ def count(model: nn.Module) -> int:
 
 def test_every_name_has_a_small_twin_here() -> None:
     large = {"roberta_base", "swin_base", "swin_tiny", "vit_base"}  # transformers', see test_large_models.py
-    assert {*SMALL, *large, "ctc_transformer"} == set(models.NAMES)  # speech: test_models_speech.py
+    assert {*SMALL, *large, "ctc_transformer"} == set(models.MODELS)  # speech: test_models_speech.py
 
 
 @pytest.mark.parametrize(

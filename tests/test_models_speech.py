@@ -13,7 +13,7 @@ from tacit import models, tasks
 from tacit.errors import UserError
 from tacit.gradients import plain_gradient
 from tacit.gradients.plain import Descent
-from tacit.models.augment import SpecAugment
+from tacit.models.specaugment import SpecAugment
 from tacit.models.speech import Cape, CtcTransformer, output_steps
 from tacit.vector import Flat
 
