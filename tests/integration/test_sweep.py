@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from test_cli import GOOD, tacit
 
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
 from tacit.report import compare
-from test_cli import GOOD, tacit
 
 SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 0.1") + (
     "name: mini\n"
