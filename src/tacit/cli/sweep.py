@@ -65,11 +65,20 @@ class Task:
 
 
 def run_sweep(sweep: Sweep, folder: Path, console: Console, jobs: int | None = None) -> Path:
-    """Tune, then run every point; returns the folder that `tacit compare` reads."""
-    from tacit.config.sweep import slug, without_seed
+    """Tune, then run every point; returns the folder that `tacit compare` reads.
 
-    jobs = jobs or len(os.sched_getaffinity(0))
-    folder.mkdir(parents=True, exist_ok=True)
+    One process at a time: a second one is refused, in one line, before it has changed anything.
+    """
+    from tacit.federation.lock import locked
+
+    with locked(folder, create=True):
+        return _run_sweep(sweep, folder, console, jobs or len(os.sched_getaffinity(0)))
+
+
+def _run_sweep(sweep: Sweep, folder: Path, console: Console, jobs: int) -> Path:
+    from tacit.config.sweep import slug, without_seed
+    from tacit.federation.files import write_atomically
+
     points = sweep.points
     tuning: dict[str, list[Task]] = {}
     keys: dict[str, list[str]] = {}
@@ -83,7 +92,7 @@ def run_sweep(sweep: Sweep, folder: Path, console: Console, jobs: int | None = N
         everything = {task.folder: task for tasks in tuning.values() for task in tasks}
         _run_all(sweep, list(everything.values()), console, "tuning", jobs)
         chosen = {name: _best(tasks, keys[name]) for name, tasks in tuning.items()}
-        (folder / "tuned.json").write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+        write_atomically(folder / "tuned.json", json.dumps(chosen, indent=1) + "\n")
         points = [{**p, **chosen.get(slug(without_seed(p)), {})} for p in points]
     tasks = [Task(folder / slug(p), p, sweep.config(p).rounds) for p in points]
     _run_all(sweep, tasks, console, "runs", jobs)

@@ -525,7 +525,7 @@ class Federation:
         checkpoints.save(folder, saved, self.settings.keep_checkpoints)
         self._saved = self.round
         if self._unsaved:
-            self._kept[self.round] = facts["versions"]
+            self._kept[self.round] = {str(client): version for client, version in self.versions.items()}
             rounds = {int(place.name) for place in checkpoints.finished(folder)}
             if rounds <= self._kept.keys():  # one that could not be read may still need any of them
                 self._kept = {round: self._kept[round] for round in rounds}
