@@ -27,6 +27,7 @@ from pydantic import (
 
 from tacit.config.imports import as_name
 from tacit.data.augment import Augment
+from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
 from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
@@ -71,7 +72,17 @@ class Natural(Section):
     """
 
 
-Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural, Field(discriminator="kind")]
+class Owners(Section):
+    """Records stay with their owners, the first so many of the federation's roster (`engine.kind: flower`).
+
+    The data section then describes what the server has: records to test on, and how they are prepared.
+    """
+
+    kind: Literal["owners"]
+    clients: PositiveInt
+
+
+Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural | Owners, Field(discriminator="kind")]
 
 
 class Named(BaseModel):
@@ -108,6 +119,8 @@ class Model(BaseModel):
     lora: Lora | None = None
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
+    frozen: Literal["float32", "bf16", "4bit"] = "float32"
+    """How parameters that are not trained are kept; 4bit needs bitsandbytes and a CUDA device."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,6 +136,10 @@ class Model(BaseModel):
         if self.name is None and self.options:
             known = ", ".join(type(self).model_fields)
             raise ValueError(f"unknown key {next(iter(self.options))!r}; known keys are {known}")
+        if self.frozen != "float32" and self.lora is None and self.train is None:
+            raise ValueError(f"frozen: {self.frozen}, but every parameter is trained; set lora, or train")
+        if self.frozen == "4bit" and self.hub is None:
+            raise ValueError("frozen: 4bit is for pretrained weights; set hub")
         return self
 
     @property
@@ -458,11 +475,12 @@ def _engine_kind(value: Any) -> str | None:
     return value.get("kind", "auto") if isinstance(value, Mapping) else getattr(value, "kind", None)
 
 
+KINDS: dict[str, type[Section]] = {**ENGINES, "flower": FlowerSettings}
 if TYPE_CHECKING:
     EngineChoice = EngineSettings
 else:
     EngineChoice = Annotated[
-        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in ENGINES.items())),
+        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in KINDS.items())),
         Discriminator(_engine_kind),
     ]
     """Where clients run: speed only. None of it can change a result, except `threads` in the last bits."""
