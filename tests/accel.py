@@ -84,7 +84,7 @@ def install() -> None:
         return
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    _setup_privateuseone_for_python_backend(NAME)
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     fallback: Any = torch.library.Library("_", "IMPL")
     fallback.fallback(_everything, "PrivateUse1")
     aten: Any = torch.library.Library("aten", "IMPL")
@@ -93,6 +93,31 @@ def install() -> None:
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("scaled_dot_product_attention", _attention, key)
     _libraries.extend([fallback, aten])
+
+
+class _Module:
+    """`torch.accel`: what torch asks of a device's module."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Random numbers are the host's."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -287,11 +312,11 @@ def _attention(
             choice = torch._fused_sdp_choice(
                 *map(_to_host, (q, k, v)), _moved(mask, {}), p, causal, **options
             )
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
         if choice != SDPBackend.FLASH_ATTENTION.value:
             found = torch._scaled_dot_product_attention_math(q, k, v, mask, p, causal, None, **options)
         else:
-            if mask is not None and mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
             fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
             found = fused(q, k, v, p, causal, attn_mask=mask, scale=scale)
     out: Tensor = found[0]
@@ -335,6 +360,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
             "native_group_norm_backward",
             "native_layer_norm",
             "native_layer_norm_backward",
+            "silu_backward",
+            "mish_backward",
         ]
     },
     "set_.source_Storage_storage_offset": _set_storage,

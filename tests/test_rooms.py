@@ -18,6 +18,7 @@ ORDER = [
     {"models", "tasks"},
     {"engine"},
     {"federation"},
+    {"deploy"},
     {"config"},
     {"report"},
     {"api"},

@@ -13,14 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from tacit.cli.audit import audit
+from tacit.cli.client import client
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.diagnose import drift, hessian
+from tacit.cli.fit import fit
 from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.report import board, report
+from tacit.cli.server import server
 from tacit.cli.test import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
@@ -280,9 +283,12 @@ app.command()(ledger)
 app.command()(audit)
 app.command()(verify)
 app.command()(plan)
+app.command()(fit)
 app.command()(methods)
 app.command()(blocks)
 app.add_typer(corpus, name="corpus")
+app.add_typer(server, name="server")
+app.add_typer(client, name="client")
 
 
 class _Console(Console):

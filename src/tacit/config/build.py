@@ -23,19 +23,23 @@ from tacit.config.schema import (
     Iid,
     Natural,
     NoiseStatedOn,
+    Owners,
     Server,
 )
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
-from tacit.engine import DirectoryStates, Job, Local
+from tacit.deploy import FlowerSettings, Looks, Roster
+from tacit.deploy import Owners as OwnersPopulation
+from tacit.deploy.states import RemoteStates
+from tacit.engine import ClientStates, DirectoryStates, Job, Local
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
-from tacit.models.lora import adapt, train_only
-from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Metrics, Poisson, Sampling
+from tacit.models.lora import adapt, half_frozen, train_only
+from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
 LANGUAGE = "language"
@@ -73,6 +77,8 @@ def build_population(config: Config, dataset: Dataset) -> Population:
     _, private = split_public(config, dataset)
     rng = randomness.generator(config.seed, "partition")
     kind = config.data.partition
+    if isinstance(kind, Owners):
+        return _owners(config, kind, dataset)
     if isinstance(kind, Iid):
         parts = partition.iid(len(private), kind.clients, rng)
     elif isinstance(kind, Dirichlet | ClassesPerClient):
@@ -98,6 +104,22 @@ def build_population(config: Config, dataset: Dataset) -> Population:
     )
 
 
+def _owners(config: Config, kind: Owners, dataset: Dataset) -> Population:
+    """The clients of a federation of real ones, as its server knows them."""
+    if not isinstance(config.engine, FlowerSettings):
+        raise UserError(
+            "data.partition: owners have their records on their own machines; reach them with engine: "
+            "{kind: flower, federation: DIR}"
+        )
+    if config.data.holdout or config.data.validation or config.evaluate.clients:
+        raise UserError(
+            "data.holdout, data.validation and evaluate.clients are about clients' own records, which stay "
+            "with their owners; leave them out"
+        )
+    roster = Roster.read(Path(config.engine.federation).expanduser()).first(kind.clients)
+    return OwnersPopulation(roster, Looks(dataset.shape, dataset.classes, dataset.label_names))
+
+
 def validation_records(population: Population, dataset: Dataset) -> Records:
     """Records to choose settings by: every client's validation split together, or else the data set's own."""
     if not population.validation and dataset.validation is not None:
@@ -106,16 +128,21 @@ def validation_records(population: Population, dataset: Dataset) -> Records:
     return Subset(population.records, np.concatenate(held_out))
 
 
-def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network, with weights by the run's seed or from `model.start`; what is trained has a gradient."""
+def build_model(config: Config, dataset: Dataset, weights: bool = True) -> nn.Module:
+    """The network, with weights by the run's seed or from `model.start`; what is trained has a gradient.
+
+    Without `weights` it has shapes and types alone, and no file of weights is read.
+    """
     section = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.torch_seed(config.seed, "model"))
-        model = _network(config, dataset)
-        if section.start is not None:
+        model = _network(config, dataset, weights)
+        if section.start is not None and weights:
             start_from(model, section.start)
         if section.lora is not None:
             adapt(model, section.lora)
+        if section.frozen != "float32":
+            half_frozen(model)
     refuse_tokens(model, dataset)
     if section.train is not None:
         train_only(model, section.train, adapted=section.lora is not None)
@@ -130,11 +157,12 @@ def build_base(config: Config, dataset: Dataset) -> nn.Module:
     )
 
 
-def _network(config: Config, dataset: Dataset) -> nn.Module:
+def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Module:
     section, task = config.model, dataset.task if config.task is None else config.task.name
     sizes = (dataset.shape, dataset.classes)
     if section.hub is not None:
-        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline)
+        frozen = section.frozen if weights else "empty"
+        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline, frozen)
     if section.config is not None:
         return hub.from_config(sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE)
     assert section.name is not None  # the schema asks for one of the three
@@ -171,11 +199,15 @@ def build_job(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    population: Population | None = None,
 ) -> Job:
     """What the workers need; any part can be given as an object instead of by name."""
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
-    population = build_population(config, dataset)
+    population = population or build_population(config, dataset)
+    states: ClientStates = DirectoryStates(folder / STATES)
+    if isinstance(population, OwnersPopulation):
+        states = RemoteStates(folder / STATES)
     validating = config.evaluate.split == "validation"
     if validating and not config.data.validation and dataset.validation is None:
         raise UserError("evaluate.split: no record is held out to validate on; set data.validation to 0.1")
@@ -195,7 +227,7 @@ def build_job(
         algorithm=algorithm,
         local=local,
         seed=config.seed,
-        states=DirectoryStates(folder / STATES),
+        states=states,
         evaluation_batch=config.evaluate.batch,
         layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local),
@@ -366,7 +398,7 @@ def build_privacy(
             "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
             "level each client noises its own gradients: leave them out, or set unit: client"
         )
-    metrics = None if section.metrics is None else Metrics(**section.metrics.model_dump())
+    metrics = section.metrics
     if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):
         raise UserError(
             "privacy.metrics.accuracy: it is of whole clients on test records of their own; set unit: client "

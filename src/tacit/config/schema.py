@@ -27,11 +27,13 @@ from pydantic import (
 
 from tacit.config.imports import as_name
 from tacit.data.augment import Augment
+from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
 from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
 from tacit.privacy.conventions import to_sum
+from tacit.privacy.metrics import Metrics
 from tacit.section import Section
 
 
@@ -70,7 +72,17 @@ class Natural(Section):
     """
 
 
-Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural, Field(discriminator="kind")]
+class Owners(Section):
+    """Records stay with their owners, the first so many of the federation's roster (`engine.kind: flower`).
+
+    The data section then describes what the server has: records to test on, and how they are prepared.
+    """
+
+    kind: Literal["owners"]
+    clients: PositiveInt
+
+
+Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural | Owners, Field(discriminator="kind")]
 
 
 class Named(BaseModel):
@@ -107,6 +119,8 @@ class Model(BaseModel):
     lora: Lora | None = None
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
+    frozen: Literal["float32", "bf16", "4bit"] = "float32"
+    """How parameters that are not trained are kept; 4bit needs bitsandbytes and a CUDA device."""
 
     @model_validator(mode="before")
     @classmethod
@@ -122,6 +136,10 @@ class Model(BaseModel):
         if self.name is None and self.options:
             known = ", ".join(type(self).model_fields)
             raise ValueError(f"unknown key {next(iter(self.options))!r}; known keys are {known}")
+        if self.frozen != "float32" and self.lora is None and self.train is None:
+            raise ValueError(f"frozen: {self.frozen}, but every parameter is trained; set lora, or train")
+        if self.frozen == "4bit" and self.hub is None:
+            raise ValueError("frozen: 4bit is for pretrained weights; set hub")
         return self
 
     @property
@@ -331,27 +349,6 @@ class CorrelatedNoise(Section):
         return self
 
 
-class PrivateMetrics(Section):
-    """What is told of each round, as private sums within the same budget; `true` is short for the defaults.
-
-    At example level metrics are made of private gradients and cost nothing; `true` leaves out losses.
-    """
-
-    share: Annotated[float, Field(ge=1e-4, le=0.9)] = 0.05
-    """Of each round's 1/noise²: 0.05 takes 2.6 % more noise on the update for the same ε."""
-    loss: PositiveFloat = 10.0
-    """Losses are clipped to [0, this]; the closer, the less noise."""
-    norm: PositiveFloat = 4.0
-    """Norms of updates are clipped to [0, this many clipping norms]."""
-    accuracy: bool = False
-    """Also accuracy of the round's model on what the cohort's clients hold out (`data.holdout`)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_true(cls, value: Any) -> Any:
-        return {} if value is True else value
-
-
 class NoiseStatedOn(Section):
     """Noise in another convention than the multiplier on the sum (`tacit.privacy.conventions`); give one."""
 
@@ -377,6 +374,10 @@ class LargerPopulation(Section):
 
 def _bare_bound(value: Any) -> Any:
     return {"bound": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _bare_true(value: Any) -> Any:
+    return {} if value is True else value
 
 
 class PrivacySettings(Section):
@@ -406,8 +407,11 @@ class PrivacySettings(Section):
     adaptive: AdaptiveClipping | None = None
     mechanism: CorrelatedNoise | None = None
     """At client level: correlated noise instead of independent noise on Poisson or fixed-size cohorts."""
-    metrics: PrivateMetrics | None = None
-    """Private metrics instead of exact ones, which no guarantee covers; left out, exact."""
+    metrics: Annotated[Metrics | None, BeforeValidator(_bare_true)] = None
+    """Private metrics instead of exact ones, which no guarantee covers; `true` is short for the defaults.
+
+    At example level metrics are made of private gradients and cost nothing, and losses are left out.
+    """
     extrapolate: tuple[LargerPopulation, ...] = ()
     """Also say what ε would be with more clients, at the same noise on the average; no claim of the run."""
 
@@ -471,11 +475,12 @@ def _engine_kind(value: Any) -> str | None:
     return value.get("kind", "auto") if isinstance(value, Mapping) else getattr(value, "kind", None)
 
 
+KINDS: dict[str, type[Section]] = {**ENGINES, "flower": FlowerSettings}
 if TYPE_CHECKING:
     EngineChoice = EngineSettings
 else:
     EngineChoice = Annotated[
-        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in ENGINES.items())),
+        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in KINDS.items())),
         Discriminator(_engine_kind),
     ]
     """Where clients run: speed only. None of it can change a result, except `threads` in the last bits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,10 +32,14 @@ def _exact(server: Server, outcome: Outcome) -> Record:
     finite = [r for r in reports if r.finite]
     record: Record = {"clients": len(finite)}
     if finite:
-        steps = sum(r.steps for r in finite)
-        record["train_loss"] = sum(r.loss * r.steps for r in finite) / max(steps, 1)
-        norms = np.array([r.norm for r in finite])
-        record |= {"update_norm": float(norms.mean()), "update_norm_std": float(norms.std())}
+        # Real clients may keep their losses and norms to themselves (NaN).
+        told = [r for r in finite if not math.isnan(r.loss)]
+        if told:
+            steps = sum(r.steps for r in told)
+            record["train_loss"] = sum(r.loss * r.steps for r in told) / max(steps, 1)
+        norms = np.array([r.norm for r in finite if not math.isnan(r.norm)])
+        if norms.size:
+            record |= {"update_norm": float(norms.mean()), "update_norm_std": float(norms.std())}
         record["examples"] = sum(r.examples for r in finite)
         for name in finite[0].notes:
             record[name] = sum(r.notes.get(name, 0.0) for r in finite) / len(finite)
@@ -44,6 +49,8 @@ def _exact(server: Server, outcome: Outcome) -> Record:
         record["server_layers"] = outcome.server_layers
     if len(finite) < len(reports):
         record["skipped"] = sorted(r.client for r in reports if not r.finite)
+    if outcome.absent:
+        record["absent"] = outcome.absent
     record["bytes_down"] = 4 * len(reports) * sum(v.numel() for v in outcome.message.values())
     record["bytes_up"] = 4 * len(reports) * sum(job.upload_sizes.values())
     return record | _clipped(reports, outcome.order.bounding)
@@ -51,7 +58,7 @@ def _exact(server: Server, outcome: Outcome) -> Record:
 
 def _clipped(reports: Sequence[Report], bounding: Bounding | None) -> Record:
     """The share of a round's clients whose upload was longer than the clip; for the researcher, and exact."""
-    norms = [report.norm for report in reports if report.finite]
+    norms = [report.norm for report in reports if report.finite and not math.isnan(report.norm)]
     if bounding is None or not norms:
         return {}
     return {"clipped": round(sum(norm > bounding.bound.bound for norm in norms) / len(norms), 4)}

@@ -32,6 +32,8 @@ class Outcome:
     measured: Record = field(default_factory=dict)
     """Private metrics of the clients, released and paid for with the round."""
     server_layers: dict[str, list[float]] = field(default_factory=dict)
+    absent: int = 0
+    """Clients that were asked and did not answer."""
 
 
 def play(
@@ -78,10 +80,10 @@ def play(
         server.step(mean, order.lr, mechanism.expected(clients) / clients)
     # 8. What is kept; what is told, tested and saved is the run's callbacks' business.
     server.finish(reports)
-    if exact is None or mean is None:
-        return Outcome(order, message, reports, measured)
-    layers = server_statistics(server.layout, exact, mean["delta"])
-    return Outcome(order, message, reports, measured, layers)
+    layers: dict[str, list[float]] = {}
+    if exact is not None and mean is not None:
+        layers = server_statistics(server.layout, exact, mean["delta"])
+    return Outcome(order, message, reports, measured, layers, len(visits) - len(reports))
 
 
 def refuse_if_none_finite(round: int, reports: Sequence[Report]) -> None:

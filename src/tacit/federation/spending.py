@@ -19,7 +19,7 @@ from tacit.federation.statements import (
 )
 from tacit.privacy import Charge, Ids, Ledger, Mechanism, Workload
 from tacit.privacy.statement import Tally
-from tacit.privacy.totals import Worst
+from tacit.privacy.totals import DIGITS, Worst
 from tacit.vector import Vectors
 
 
@@ -41,9 +41,13 @@ class Spending:
         self._room = Room(folder)
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
+        self.remarks: list[str] = []
+        """What the statement says besides: who else counts as the server."""
         self.seen: Ledger | None = None
         """What the server sees, where the mechanism protects from it."""
         self._tally = Tally()
+        self._known: tuple[tuple[int, bool], Worst] | None = None
+        """The worst client after so many charges: a round's record and its statement both ask."""
 
     def open(self, saved: Mapping[str, Any]) -> None:
         """The run begins, or goes on from a checkpoint that `saved` these facts about its ledgers."""
@@ -104,10 +108,16 @@ class Spending:
 
     def _worst(self, exact: bool) -> Worst:
         """The worst client. Unless `exact`, with counts rounded up where that stays within the budget."""
+        key = len(self._open.charges), exact
+        if self._known is None or self._known[0] != key:
+            self._known = key, self._found(exact)
+        return self._known[1]
+
+    def _found(self, exact: bool) -> Worst:
         assert self._mechanism is not None
         totals, delta, budget = self._open.totals, self._mechanism.delta, self._mechanism.epsilon
-        if not exact:
-            found = totals.worst(delta, rounded=True)
+        for digits in () if exact else DIGITS:
+            found = totals.worst(delta, digits)
             if budget is None or found.epsilon.value <= budget:
                 return found
         return totals.worst(delta)
@@ -124,7 +134,7 @@ class Spending:
         self._room.give_back()
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
-            warnings = mechanism.warnings(workload)
+            warnings = [*mechanism.warnings(workload), *self.remarks]
             worst, seen = self._worst(final), None if self.seen is None else self.seen.epsilon().value
             population = workload.population
             write_statement(self._folder, mechanism, worst, self._tally, population, warnings, seen)

@@ -232,7 +232,10 @@ def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
         if (folder / CONFIG).exists():
             result = api.resume(folder)
         else:
-            result = api.run(api.load(base, {**point, "engine": {"workers": 0}}), folder)
+            config = api.load(base, point)
+            if getattr(config.engine, "kind", None) in ("auto", "pool"):  # runs share the cores, not clients
+                config = api.load(base, {**point, "engine": {"workers": 0}})
+            result = api.run(config, folder)
     except KeyboardInterrupt:  # before the first round; later ones finish and save
         return False
     except Diverged:
