@@ -39,6 +39,9 @@ $(VENV)/.bench-resolves: $(VENV)/.installed-dev pyproject.toml bench/constraints
 test: $(VENV)/.installed-dev $(VENV)/.bench-resolves lint  ## lint, types and every test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal tests src
 
+test-fast: $(VENV)/.installed-dev  ## the quick tests of the core, in under two minutes
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(FAST)
+
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	@$(BIN)/ruff check src tests bench
 	@$(BIN)/ruff format --check src tests bench
