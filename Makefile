@@ -6,7 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo deploy-demo test lint bench torture results clean
+FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/test_rooms.py
+
+.PHONY: help demo deploy-demo test test-fast lint bench torture results clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
