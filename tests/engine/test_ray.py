@@ -309,7 +309,7 @@ def test_writing_to_the_message_is_told(cluster: Any) -> None:
 
 PROGRAM = """
 import sys
-sys.path[:0] = [{tests!r}, {here!r}]
+sys.path[:0] = [{tests!r}, {tests!r} + '/support', {here!r}]
 from test_ray import Slow, blobs, settings, tacit
 tacit.run(settings(4, local__steps=4), "run", dataset=blobs(48), algorithm=Slow(""),
           engine=tacit.engine.RaySettings(address="local", workers=2))

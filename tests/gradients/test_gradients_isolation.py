@@ -62,14 +62,14 @@ def tiny(monkeypatch):
     monkeypatch.setattr(large, "from_config", small)
 
 
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize("name", models.MODELS)
 def test_our_models(name, tiny):
     torch.manual_seed(0)
     task, shape, options, batch = MODELS[name]
     assert_isolated(build(name, shape=shape, classes=6, **options), task.losses, [batch], fast=True)
 
 
-@pytest.mark.parametrize("name", tasks.NAMES)
+@pytest.mark.parametrize("name", tasks.TASKS)
 def test_our_tasks(name, tiny):
     """Every task on records of uneven lengths, among them one with nothing to learn from."""
     torch.manual_seed(0)

@@ -108,3 +108,17 @@ def test_a_few_trials_cost_more_than_one_and_less_than_all() -> None:
     assert last < all_of_them / 4
     with pytest.raises(UserError, match="more than 1"):
         tuned_epsilon(ONE, 1e-5, 1)
+
+
+def test_the_plan_tells_the_price() -> None:
+    import json
+
+    from typer.testing import CliRunner
+
+    from tacit.cli.app import app
+
+    ask = ["plan", "--rate", "0.05", "--noise", "2", "--rounds", "200", "--delta", "1e-5", "--trials", "10"]
+    paid = tuned_epsilon(ONE, 1e-5, 10)
+    told = json.loads(CliRunner().invoke(app, [*ask, "--json"]).stdout)["tuned"]
+    assert told["epsilon"] == paid.epsilon and told["kind"] == "logarithmic"
+    assert "The best of K runs" in CliRunner().invoke(app, ask).stdout

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_cli import GOOD
+from test_cli import tacit as command
 from torch import nn
 
 import tacit
@@ -20,8 +22,6 @@ from tacit.config.build import build_probe
 from tacit.errors import UserError
 from tacit.report import compare
 from tacit.tasks import Classification
-from test_cli import GOOD
-from test_cli import tacit as command
 
 OWN = {"data.holdout": 0.25, "evaluate.clients": 4, "rounds": 3, "local.batch": 3}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from test_cli import GOOD, tacit
 
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
 from tacit.report import compare
-from test_cli import GOOD, tacit
 
 SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 0.1") + (
     "name: mini\n"
@@ -37,8 +38,12 @@ def test_choosing_by_protected_records_is_refused(tmp_path: Path) -> None:
     """What runs are judged by is exact, and each of them has a price: a claim would not cover the choice."""
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP.replace(", privacy.entropy: seed", ""))
-    with pytest.raises(UserError, match=r"sweep\.tune chooses .* privacy\.entropy: seed"):
+    with pytest.raises(UserError, match=r"sweep\.tune chooses .* privacy\.entropy: seed") as refused:
         read_sweep(file, {})
+    price = re.search(
+        r"with 3 of them on average, ε = ([\d.]+) where one run has ([\d.]+)", str(refused.value)
+    )
+    assert price is not None and float(price[2]) < float(price[1]) < 3 * float(price[2])
     file.write_text(SWEEP.replace(", privacy.entropy: seed", "").replace("  tune:", "  #"))
     assert read_sweep(file, {}) is not None, "comparing without choosing claims what each run claims"
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_cli import GOOD
+from test_cli import tacit as cli
 from torch import nn
 
 import tacit
@@ -21,8 +23,6 @@ from tacit import tasks
 from tacit.algorithms import FedAvg, FedProx
 from tacit.models import build
 from tacit.report import compare
-from test_cli import GOOD
-from test_cli import tacit as cli
 
 CLIENT = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_cli import GOOD
+from test_cli import tacit as cli
 
 import tacit
 from tacit.report import compare
 from tacit.report.board import Board
 from tacit.report.chart import Chart, Series, ticks
 from tacit.report.page import LARGEST, charts, page
-from test_cli import GOOD
-from test_cli import tacit as cli
 
 CLIENT = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "epsilon": 50.0}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_cli import GOOD
+from test_cli import tacit as cli
 from torch import nn
 
 import tacit
 from conftest import blobs
-from test_cli import GOOD
-from test_cli import tacit as cli
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_cli import tacit as cli
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import tacit
 from tacit import tasks
 from tacit.data.table import Format, read_table
-from test_cli import tacit as cli
 
 ROWS = [
     {

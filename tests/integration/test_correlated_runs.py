@@ -89,7 +89,7 @@ SCRIPT = textwrap.dedent(
                          "mechanism": sys.argv[4]}},
         }}), folder, dataset=blobs())
     """
-).format(tests=str(Path(__file__).parent))
+).format(tests=str(Path(__file__).parents[1]))
 
 
 def play(folder: Path, entropy: str, die_at: int, kind: str) -> int:

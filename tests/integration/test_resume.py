@@ -63,7 +63,7 @@ SCRIPT = textwrap.dedent(
         tacit.run(config, folder, **parts)
     print("finished", flush=True)
     """
-).format(tests=str(Path(__file__).parent))
+).format(tests=str(Path(__file__).parents[1]))
 
 
 def start(folder: Path, die_at: int = 0, workers: int = 0) -> subprocess.Popen[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_cli import GOOD, tacit
 
 import methods_reference as reference
 from methods_small import configured, halves, problem, small
@@ -17,7 +18,6 @@ from tacit.report.drift import measure
 from tacit.tasks import Classification
 from tacit.vector import Layout, read_values
 from tacit.vector.blocks import blocks
-from test_cli import GOOD, tacit
 
 
 def dense(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> np.ndarray:

@@ -199,7 +199,7 @@ CRASHER = textwrap.dedent(
     else:
         tacit.run(config, sys.argv[1], dataset=blobs())
     """
-).format(tests=str(Path(__file__).parent))
+).format(tests=str(Path(__file__).parents[1]))
 
 
 @pytest.mark.slow
