@@ -6,9 +6,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint bench torture results clean
+FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/test_rooms.py
+
+.PHONY: help demo deploy-demo test test-fast lint bench torture results clean
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; about two minutes)…"
@@ -25,6 +27,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed  ## set everything up and train a small model on real data
 	@$(BIN)/tacit run recipes/quickstart.yaml
 
+deploy-demo: $(VENV)/.installed  ## a server and three clients of a real federation, on this machine
+	@$(PIP) install -c constraints.txt -e '.[flower]'
+	@$(BIN)/python recipes/federation/demo.py runs/deploy-demo
+
 # The benchmarks' environment is not built by the tests, but it is resolved, so that it cannot rot unseen.
 $(VENV)/.bench-resolves: $(VENV)/.installed-dev pyproject.toml bench/constraints.txt bench/requirements.txt
 	@echo "Asking whether the benchmarks' environment can be built (once; about half a minute)…"
@@ -34,6 +40,9 @@ $(VENV)/.bench-resolves: $(VENV)/.installed-dev pyproject.toml bench/constraints
 
 test: $(VENV)/.installed-dev $(VENV)/.bench-resolves lint  ## lint, types and every test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal tests src
+
+test-fast: $(VENV)/.installed-dev  ## the quick tests of the core, in under two minutes
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(FAST)
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	@$(BIN)/ruff check src tests bench

@@ -3,8 +3,9 @@
 The names below are imported when first used, so that a command which needs no network starts at once.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tacit.lazy import lazily
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result, Tracker
+    from tacit.sweeps import sweep
     from tacit.tasks import Task
 
 __version__ = "0.1.0"
@@ -49,41 +51,25 @@ __all__ = [
     "resume",
     "run",
     "statement",
+    "sweep",
     "test",
     "trained",
     "verify",
 ]
 
-_HOME = {
-    "Algorithm": "tacit.algorithms",
-    "ArrayRecords": "tacit.data",
-    "Dataset": "tacit.data",
-    "Result": "tacit.federation",
-    "Task": "tacit.tasks",
-    "Tracker": "tacit.federation",
-    "UserError": "tacit.errors",
-    "audit": "tacit.config.audit",
-    "compare": "tacit.api",
-    "dataset": "tacit.api",
-    "export": "tacit.api",
-    "ledger": "tacit.api",
-    "load": "tacit.api",
-    "page": "tacit.api",
-    "plan": "tacit.api",
-    "resume": "tacit.api",
-    "run": "tacit.api",
-    "statement": "tacit.api",
-    "test": "tacit.api",
-    "trained": "tacit.api",
-    "verify": "tacit.api",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "tacit.algorithms": "Algorithm",
+        "tacit.api": (
+            "compare dataset export ledger load page plan resume run statement test trained verify"
+        ),
+        "tacit.config.audit": "audit",
+        "tacit.data": "ArrayRecords Dataset",
+        "tacit.errors": "UserError",
+        "tacit.federation": "Result Tracker",
+        "tacit.sweeps": "sweep",
+        "tacit.tasks": "Task",
+    },
+    "__version__",
+)

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from tacit.config.sweep import load_one
 from tacit.data import Dataset, Tokenizer, own
 from tacit.data.identity import Identity, identify
 from tacit.engine import EngineSettings, Job
+from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, TensorBoard, Tracker
 from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
@@ -56,12 +57,13 @@ from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statem
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
-from tacit.models.trained import Lora
 from tacit.models.weights import locate
-from tacit.privacy import Charge
+from tacit.privacy import Charge, Mechanism, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
+from tacit.privacy.events import Spend
 from tacit.privacy.statement import Statement
+from tacit.privacy.tuning import tuned_epsilon
 from tacit.report.card import card, loading
 from tacit.report.compare import find_runs, read_run, rows, to_json
 from tacit.report.page import PAGE, write_page
@@ -103,6 +105,7 @@ def run(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     engine: EngineSettings | None = None,
+    device: str | Sequence[str] | None = None,
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
 ) -> Result:
@@ -119,10 +122,13 @@ def run(
         engine: where clients run, instead of the config's `engine`: settings such as
             `tacit.engine.PoolSettings(workers=4)`, or an object of one's own with such an `open`. It changes
             how long a run takes, and nothing else, so it is not recorded.
+        device: where clients compute, instead of the config's `engine.device`: auto, cpu, cuda, cuda:1, mps,
+            xpu, or a list, one worker for each.
         trackers: objects that hear of every round; one that fails is left out and never ends the run.
         progress: show a bar; by default in terminals and notebooks.
     """
     folder = Path(folder) if folder is not None else new_folder(config.name)
+    config = _on(config, device)
     if dataset is not None and not isinstance(dataset, type):
         refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
     with locked(folder, create=True):
@@ -162,6 +168,7 @@ def resume(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     engine: EngineSettings | None = None,
+    device: str | Sequence[str] | None = None,
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
     rounds: int | None = None,
@@ -170,12 +177,15 @@ def resume(
 
     Objects given to `run` must be given again, and others are refused: a run is one experiment to its end.
     `rounds`: go on to this round instead of the one that the run was started with. That is the one setting
-    that may change; it also moves the end of schedules that are made for the whole run.
+    that may change; it also moves the end of schedules that are made for the whole run. Where it computes
+    (`engine`, `device`) may change too: checkpoints are the host's.
     """
     folder = Path(folder)
     _config(folder)  # a folder without a run is told before a lock is left in it
     with locked(folder):
         config = _config(folder, {} if rounds is None else {"rounds": rounds})
+        recorded = config
+        config = _on(config, device)
         refuse_others(folder, {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task})
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
@@ -185,7 +195,7 @@ def resume(
         federation = _federation(config, folder, job, trackers, data, ancestors, engine)
         if rounds is not None:
             try:
-                write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
+                write_atomically(folder / CONFIG, sealed_text(configs.dump(recorded)))
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         return _saved(config, federation.run())
@@ -235,8 +245,10 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
     return read_together(places, delta)
 
 
-def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
+def plan(config: Config, *, dataset: Dataset | None = None, trials: float | None = None) -> dict[str, Any]:
     """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
+
+    `trials`: also what the best of a random number of such runs would, of this mean (`tacit.privacy.tuning`).
 
     At client level `signal_to_noise` is the length of the mean update, were every client's as long as the
     clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d).
@@ -264,7 +276,27 @@ def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
         "parameters": job.layout.shared,
         "signal_to_noise": strength if mechanism.unit == "client" else None,
         "simulation": mechanism.simulated,
+        "metrics": _metrics_cost(mechanism, job.workload, config.rounds),
+        "tuned": None if trials is None else _tuned(spends, mechanism.delta, trials),
         "warnings": mechanism.warnings(job.workload),
+    }
+
+
+def _tuned(spends: Sequence[Spend], delta: float, trials: float) -> dict[str, Any]:
+    return asdict(max((tuned_epsilon(spend, delta, trials) for spend in spends), key=lambda t: t.epsilon))
+
+
+def _metrics_cost(mechanism: Mechanism, workload: Workload, rounds: int) -> dict[str, float] | None:
+    """The noise of private metrics, and ε as it would be without them and with the same noise on updates."""
+    if mechanism.metrics is None or mechanism.unit == "example":
+        return None
+    alone = mechanism.without_metrics()
+    spends = alone.planned(workload, rounds, alone.noise)
+    return {
+        "share": mechanism.metrics.share,
+        "noise": mechanism.metrics.noise(mechanism.noise),
+        "update_noise": alone.noise,
+        "epsilon_without": max(epsilon(spend, alone.delta).value for spend in spends),
     }
 
 
@@ -376,7 +408,7 @@ def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, parti
     if local is not None and local.is_dir():
         # Loading by name alone works where the base has the same outputs; else it goes along, with them.
         home = str(local.resolve()) if outputs(local) == dataset.classes else None
-    save_adapter(model, base, Lora(**section.lora.model_dump()), home or str(into / "base"), partial)
+    save_adapter(model, base, section.lora, home or str(into / "base"), partial)
     if home is None:
         save_model(base, how, partial / "base")
     return loading("peft", into, auto_class(model))
@@ -456,6 +488,17 @@ def _saved(config: Config, result: Result) -> Result:
     if config.pretrain is not None and result.finished:
         save_weights(result.model, result.path / MODEL)
     return result
+
+
+def _on(config: Config, device: str | Sequence[str] | None) -> Config:
+    """The config with another `engine.device`."""
+    if device is None:
+        return config
+    if not isinstance(config.engine, DeviceSettings):
+        raise UserError("engine.device: this kind of engine has no device to choose; leave it out")
+    wanted = device if isinstance(device, str) else tuple(device)
+    devices(wanted)
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"device": wanted})})
 
 
 def _federation(

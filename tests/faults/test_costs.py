@@ -34,23 +34,24 @@ RUNS: dict[str, tuple[Mechanism, Workload]] = {
 
 
 def play(spending: Spending, mechanism: Mechanism, workload: Workload, round: int) -> None:
-    spending.record(mechanism.charge(round, mechanism.sample(round, 0, workload), workload))
+    cohort = mechanism.sample(round, 0, workload)
+    spending.record(mechanism.charge(round, cohort, workload), cohort)
 
 
 @pytest.mark.parametrize("kind", list(RUNS))
 def test_saving_takes_no_longer_after_many_rounds(tmp_path: Path, kind: str) -> None:
     """The accountants aside (their answers are warm here), round 1,000 costs what round 100 did."""
     mechanism, workload = RUNS[kind]
-    spending = Spending(mechanism, workload, "data")
-    spending.open(tmp_path, {})
+    spending = Spending(mechanism, workload, tmp_path, "data")
+    spending.open({})
 
     def seconds(rounds: range) -> float:
         took = []
         for round in rounds:
             play(spending, mechanism, workload, round)
-            spending.facts(), spending.explain(tmp_path)
+            spending.facts(), spending.explain()
             start = time.process_time()
-            spending.facts(), spending.saved(), spending.explain(tmp_path)
+            spending.facts(), spending.saved(), spending.explain()
             took.append(time.process_time() - start)
         return float(np.median(took))
 
@@ -147,8 +148,8 @@ def test_a_round_reads_and_writes_as_much_as_the_one_before_it(
 @pytest.mark.parametrize("kind", list(RUNS))
 def test_the_running_totals_say_what_a_replay_says(tmp_path: Path, kind: str) -> None:
     mechanism, workload = RUNS[kind]
-    spending = Spending(mechanism, workload, "data")
-    spending.open(tmp_path, {})
+    spending = Spending(mechanism, workload, tmp_path, "data")
+    spending.open({})
     for round in [*range(70), 3, 3]:
         play(spending, mechanism, workload, round)
         if round % 20 == 0:

@@ -21,7 +21,7 @@ class FedAvgLS(Algorithm):
 
     sigma_ls: float = 1.0
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y = work.load(theta)
         for lr in work.steps():
@@ -38,7 +38,7 @@ def laplacian_smoothing(u: Tensor, sigma: float) -> Tensor:
     >>> laplacian_smoothing(torch.tensor([4.0, 0.0, 0.0, 0.0]), 1.0).sum()
     tensor(4.)
     """
-    omega = 2 * torch.pi * torch.fft.rfftfreq(u.numel())
+    omega = 2 * torch.pi * torch.fft.rfftfreq(u.numel(), device=u.device)
     smooth: Tensor = torch.fft.irfft(
         torch.fft.rfft(u) / (1 + 2 * sigma * (1 - torch.cos(omega))), n=u.numel()
     )

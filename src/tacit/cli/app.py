@@ -13,15 +13,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from tacit.cli.audit import audit
+from tacit.cli.client import client
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.diagnose import drift, hessian
+from tacit.cli.fit import fit
 from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.report import board, report
-from tacit.cli.users import test
+from tacit.cli.server import server
+from tacit.cli.test import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
 
@@ -150,6 +153,9 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Go on to this round instead of the config's.")
     ] = None,
+    device: Annotated[
+        list[str], typer.Option(help="Compute there instead: cpu, cuda, cuda:1, … Repeatable.")
+    ] = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its newest sound checkpoint.
@@ -164,7 +170,11 @@ def resume(
 
     console = _console(as_json)
     console.print(f"resuming [bold]{escape(str(folder))}[/bold]")
-    _finish(api.resume(folder, trackers=_progress(console), rounds=rounds), console, as_json)
+    _finish(
+        api.resume(folder, trackers=_progress(console), rounds=rounds, device=device or None),
+        console,
+        as_json,
+    )
 
 
 @app.command()
@@ -273,9 +283,12 @@ app.command()(ledger)
 app.command()(audit)
 app.command()(verify)
 app.command()(plan)
+app.command()(fit)
 app.command()(methods)
 app.command()(blocks)
 app.add_typer(corpus, name="corpus")
+app.add_typer(server, name="server")
+app.add_typer(client, name="client")
 
 
 class _Console(Console):
@@ -300,12 +313,15 @@ def _progress(console: Console) -> list[Any]:
 
 def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json: bool) -> None:
     from tacit.cli.compare import comparison
-    from tacit.cli.sweep import run_sweep
+    from tacit.cli.sweep import Bar
     from tacit.report.compare import find_runs, rows, to_json
+    from tacit.sweeps import play_sweep
 
     console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {escape(str(folder))}")
     try:
-        run_sweep(sweep, folder, console, jobs)
+        for task in play_sweep(sweep, folder, jobs, Bar(console)):
+            if task.diverged():
+                console.print(f"diverged: {escape(task.folder.name)}; its rounds so far are in the table")
     except KeyboardInterrupt:
         print(
             "tacit: stopped; every round that was finished is saved, the same command goes on",

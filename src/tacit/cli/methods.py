@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
 PAPERS = {"000": "DP-FedAdamW", "002": "DP²-FedSAM", "003": "user-level DP for speech", "004": "FedAdamW"}
 """The papers by the numbers that `paper` has."""
+MEASURED = Path(__file__).with_name("methods.json")
+"""What `measure` found, for each method; `write` writes it anew."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
     """
     from tacit.config.methods import METHODS
 
-    measured = measure({name: method.algorithm(**method.options) for name, method in METHODS.items()})
+    measured = known()
+    new = {name: method for name, method in METHODS.items() if name not in measured}
+    if new:
+        measured |= measure({name: method.algorithm(**method.options) for name, method in new.items()})
     if as_json:
         rows: list[dict[str, Any]] = []
         for name, method in METHODS.items():
@@ -69,8 +73,14 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
     console.print(" · ".join(f"{number} {name}" for number, name in PAPERS.items()))
 
 
+def known() -> dict[str, Traffic]:
+    """What was measured before: to do it again takes torch and seconds. A test does."""
+    return {name: Traffic(**found) for name, found in json.loads(MEASURED.read_text()).items()}
+
+
 def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
     """Let each algorithm play one client of a small vision transformer."""
+    import numpy as np
     import torch
 
     from tacit.data import ArrayRecords, Population
@@ -161,3 +171,12 @@ def blocks(
     if len(parts) > limit:
         table.add_row(f"… and {len(parts) - limit:,} more (--limit)", "")
     console.print(table)
+
+
+def write() -> None:
+    """Measure every method and keep what was found."""
+    from tacit.config.methods import METHODS
+
+    found = measure({name: method.algorithm(**method.options) for name, method in METHODS.items()})
+    lines = [f"{json.dumps(name)}: {json.dumps(asdict(traffic))}" for name, traffic in found.items()]
+    MEASURED.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from tacit.config.methods import merged, with_preset
 from tacit.config.pretrain import expanded
@@ -287,31 +289,36 @@ def _nearest(name: str, names: list[str], listed: bool = False) -> str:
     return "" if listed or not names else f"; known keys are {', '.join(names)}"
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _models(annotation: Any) -> list[type[Any]]:
+    if isinstance(annotation, type) and (is_dataclass(annotation) or issubclass(annotation, BaseModel)):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models(part)]
 
 
 def _fields_at(loc: Key) -> list[str]:
     """Names of the keys that the schema has at a place."""
-    models: list[type[BaseModel]] = [Config]
+    models: list[type[Any]] = [Config]
     for part in loc:
         deeper = [
             m
             for model in models
-            if part in model.model_fields
-            for m in _models(model.model_fields[str(part)].annotation)
+            if part in _fields(model)
+            for m in _models(_fields(model)[str(part)].annotation)
         ]
         if deeper:
             models = deeper
         else:  # a union's tag: keep the member that carries it
             models = [
-                m
-                for m in models
-                if "kind" in m.model_fields and part in get_args(m.model_fields["kind"].annotation)
+                m for m in models if "kind" in _fields(m) and part in get_args(_fields(m)["kind"].annotation)
             ]
-    return sorted({name for model in models for name in model.model_fields})
+    return sorted({name for model in models for name in _fields(model)})
+
+
+def _fields(model: type[Any]) -> Mapping[str, FieldInfo]:
+    found: Mapping[str, FieldInfo] = (
+        model.model_fields if issubclass(model, BaseModel) else model.__pydantic_fields__
+    )
+    return found
 
 
 def _visible(loc: Key, values: Any) -> Key:

@@ -9,27 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, get_args, get_type_hints
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from tacit.algorithms import (
-    FAFED,
-    AdaDPS,
-    Algorithm,
-    DP2FedSAM,
-    FedAdamW,
-    FedAdamWTheory,
-    FedAvg,
-    FedAvgLS,
-    FedCM,
-    FedLADA,
-    FedLayerwise,
-    FedOpt,
-    FedProx,
-    FedSAM,
-    Scaffold,
-)
 from tacit.config.imports import PREFIX, made
 from tacit.errors import UserError
+
+if TYPE_CHECKING:
+    from tacit.algorithms import Algorithm
 
 Settings = Mapping[str, Any]
 
@@ -38,13 +25,19 @@ Settings = Mapping[str, Any]
 class Method:
     """A named preset."""
 
-    algorithm: type[Algorithm]
+    rule: str
+    """A class of `tacit.algorithms`, which is imported when it is needed, and torch with it."""
     summary: str
     paper: str
     """Which of the papers runs it (000 to 004 as in the recipes), or where it comes from."""
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
     """Parts of a config that come with it."""
+
+    @property
+    def algorithm(self) -> type[Algorithm]:
+        found: type[Algorithm] = getattr(import_module("tacit.algorithms"), self.rule)
+        return found
 
     @property
     def unit(self) -> str:
@@ -82,62 +75,64 @@ DP_ADAMW = {"alpha": 0.5, "debias": True}
 
 METHODS: dict[str, Method] = {
     # Not private
-    "fedavg": Method(FedAvg, "local SGD, averaged", "all"),
-    "fedprox": Method(FedProx, "FedAvg with a pull towards the server's model", "003"),
-    "scaffold": Method(Scaffold, "control variates against client drift", "004"),
-    "fedcm": Method(FedCM, "local steps lean on the server's last direction", "004"),
-    "fedadam": Method(FedOpt, "FedAvg's clients, Adam on the server", "004", {"rule": "adam"}),
-    "fedyogi": Method(FedOpt, "FedAvg's clients, Yogi on the server", "004", {"rule": "yogi"}),
-    "fedadagrad": Method(FedOpt, "FedAvg's clients, AdaGrad on the server", "004", {"rule": "adagrad"}),
-    "fedlada": Method(FedLADA, "local Adam from the average v, with the global direction", "004"),
-    "fafed": Method(FAFED, "adaptive steps with variance-reduced momentum", "004"),
-    "fedsam": Method(FedSAM, "sharpness-aware local steps", "002"),
-    "local-lars": Method(FedLayerwise, "LARS on each client, from zero each round", "003", {"rule": "lars"}),
-    "local-lamb": Method(FedLayerwise, "LAMB on each client, from zero each round", "003", {"rule": "lamb"}),
-    "local-adam": Method(FedAdamW, "Adam on each client, from zero each round", "004",
+    "fedavg": Method("FedAvg", "local SGD, averaged", "all"),
+    "fedprox": Method("FedProx", "FedAvg with a pull towards the server's model", "003"),
+    "scaffold": Method("Scaffold", "control variates against client drift", "004"),
+    "fedcm": Method("FedCM", "local steps lean on the server's last direction", "004"),
+    "fedadam": Method("FedOpt", "FedAvg's clients, Adam on the server", "004", {"rule": "adam"}),
+    "fedyogi": Method("FedOpt", "FedAvg's clients, Yogi on the server", "004", {"rule": "yogi"}),
+    "fedadagrad": Method("FedOpt", "FedAvg's clients, AdaGrad on the server", "004", {"rule": "adagrad"}),
+    "fedlada": Method("FedLADA", "local Adam from the average v, with the global direction", "004"),
+    "fafed": Method("FAFED", "adaptive steps with variance-reduced momentum", "004"),
+    "fedsam": Method("FedSAM", "sharpness-aware local steps", "002"),
+    "local-lars": Method("FedLayerwise", "LARS on each client, from zero each round", "003",
+                         {"rule": "lars"}),
+    "local-lamb": Method("FedLayerwise", "LAMB on each client, from zero each round", "003",
+                         {"rule": "lamb"}),
+    "local-adam": Method("FedAdamW", "Adam on each client, from zero each round", "004",
                          {**LOCAL_ADAMW, "decoupled": False}),
-    "local-adamw": Method(FedAdamW, "AdamW on each client, from zero each round", "004", LOCAL_ADAMW),
-    "fedadamw": Method(FedAdamW, "AdamW with block means of v and the global direction", "004", FINE),
-    "fedadamw-alg3": Method(FedAdamWTheory, "FedAdamW as its proof has it", "004", FINE),
-    "agg-none": Method(FedAdamW, "Local AdamW, nothing but Δ averaged", "004", LOCAL_ADAMW),
-    "agg-m": Method(FedAdamW, "Local AdamW, m averaged", "004", {**LOCAL_ADAMW, "aggregate": "m"}),
-    "agg-v": Method(FedAdamW, "Local AdamW, v averaged", "004", {**LOCAL_ADAMW, "aggregate": "v"}),
-    "agg-vm": Method(FedAdamW, "Local AdamW, v and m averaged", "004", {**LOCAL_ADAMW, "aggregate": "vm"}),
-    "agg-mean-v": Method(FedAdamW, "Local AdamW, block means of v averaged", "004",
+    "local-adamw": Method("FedAdamW", "AdamW on each client, from zero each round", "004", LOCAL_ADAMW),
+    "fedadamw": Method("FedAdamW", "AdamW with block means of v and the global direction", "004", FINE),
+    "fedadamw-alg3": Method("FedAdamWTheory", "FedAdamW as its proof has it", "004", FINE),
+    "agg-none": Method("FedAdamW", "Local AdamW, nothing but Δ averaged", "004", LOCAL_ADAMW),
+    "agg-m": Method("FedAdamW", "Local AdamW, m averaged", "004", {**LOCAL_ADAMW, "aggregate": "m"}),
+    "agg-v": Method("FedAdamW", "Local AdamW, v averaged", "004", {**LOCAL_ADAMW, "aggregate": "v"}),
+    "agg-vm": Method("FedAdamW", "Local AdamW, v and m averaged", "004", {**LOCAL_ADAMW, "aggregate": "vm"}),
+    "agg-mean-v": Method("FedAdamW", "Local AdamW, block means of v averaged", "004",
                          {**LOCAL_ADAMW, **FINE, "aggregate": "mean-v"}),
     # Example level
-    "dp-fedavg": Method(FedAvg, "FedAvg on private gradients", "000", {}, EXAMPLE),
-    "dp-scaffold": Method(Scaffold, "SCAFFOLD on private gradients", "000", {}, EXAMPLE),
-    "dp-fedavg-ls": Method(FedAvgLS, "private gradients, Laplacian smoothing", "000", {}, EXAMPLE),
-    "dp-fedsam": Method(FedSAM, "SAM on private gradients, a fresh batch for the second", "000",
+    "dp-fedavg": Method("FedAvg", "FedAvg on private gradients", "000", {}, EXAMPLE),
+    "dp-scaffold": Method("Scaffold", "SCAFFOLD on private gradients", "000", {}, EXAMPLE),
+    "dp-fedavg-ls": Method("FedAvgLS", "private gradients, Laplacian smoothing", "000", {}, EXAMPLE),
+    "dp-fedsam": Method("FedSAM", "SAM on private gradients, a fresh batch for the second", "000",
                         {"fresh": True}, EXAMPLE),
-    "dp-local-adamw": Method(FedAdamW, "Local AdamW on private gradients", "000", LOCAL_ADAMW, EXAMPLE),
-    "dp-fedadamw": Method(FedAdamW, "FedAdamW on private gradients, v debiased", "000", DP_ADAMW, EXAMPLE),
-    "dp-fedadamw-no-agg": Method(FedAdamW, "… without block aggregation", "000",
+    "dp-local-adamw": Method("FedAdamW", "Local AdamW on private gradients", "000", LOCAL_ADAMW, EXAMPLE),
+    "dp-fedadamw": Method("FedAdamW", "FedAdamW on private gradients, v debiased", "000", DP_ADAMW, EXAMPLE),
+    "dp-fedadamw-no-agg": Method("FedAdamW", "… without block aggregation", "000",
                                  {**DP_ADAMW, "aggregate": "none"}, EXAMPLE),
-    "dp-fedadamw-no-bc": Method(FedAdamW, "… without debiasing", "000",
+    "dp-fedadamw-no-bc": Method("FedAdamW", "… without debiasing", "000",
                                 {**DP_ADAMW, "debias": False}, EXAMPLE),
-    "dp-fedadamw-no-align": Method(FedAdamW, "… without alignment", "000",
+    "dp-fedadamw-no-align": Method("FedAdamW", "… without alignment", "000",
                                    {**DP_ADAMW, "alpha": 0.0}, EXAMPLE),
-    "dp-fedadamw-agg-v": Method(FedAdamW, "… with v averaged coordinate by coordinate", "000",
+    "dp-fedadamw-agg-v": Method("FedAdamW", "… with v averaged coordinate by coordinate", "000",
                                 {**DP_ADAMW, "aggregate": "v"}, EXAMPLE),
-    "adadps": Method(AdaDPS, "gradients scaled by public data, then private", "000", {},
+    "adadps": Method("AdaDPS", "gradients scaled by public data, then private", "000", {},
                      {**EXAMPLE, "data": {"public": 0.05}}),
-    "dp-fedopt": Method(FedOpt, "FedAdam on private gradients", "000", {}, EXAMPLE),
-    "dp-fafed": Method(FAFED, "FAFED on private gradients (two a batch)", "000", {}, EXAMPLE),
-    "dp-fedlada": Method(FedLADA, "FedLADA on private gradients", "000", {}, EXAMPLE),
+    "dp-fedopt": Method("FedOpt", "FedAdam on private gradients", "000", {}, EXAMPLE),
+    "dp-fafed": Method("FAFED", "FAFED on private gradients (two a batch)", "000", {}, EXAMPLE),
+    "dp-fedlada": Method("FedLADA", "FedLADA on private gradients", "000", {}, EXAMPLE),
     # Client level
-    "dp-fedavg-client": Method(FedAvg, "FedAvg, clipped and noised updates", "002", HEAVY_BALL, CLIENT),
-    "dp-fedavg-ft": Method(FedAvg, "… then each client tunes for itself", "002", HEAVY_BALL,
+    "dp-fedavg-client": Method("FedAvg", "FedAvg, clipped and noised updates", "002", HEAVY_BALL, CLIENT),
+    "dp-fedavg-ft": Method("FedAvg", "… then each client tunes for itself", "002", HEAVY_BALL,
                            {**CLIENT, **TUNED}),
-    "dp-fedsam-client": Method(FedSAM, "FedSAM, clipped and noised updates", "002",
+    "dp-fedsam-client": Method("FedSAM", "FedSAM, clipped and noised updates", "002",
                                {**HEAVY_BALL, "rho": 0.1}, CLIENT),
-    "dp-fedsam-ft": Method(FedSAM, "… then each client tunes for itself", "002", {**HEAVY_BALL, "rho": 0.1},
+    "dp-fedsam-ft": Method("FedSAM", "… then each client tunes for itself", "002", {**HEAVY_BALL, "rho": 0.1},
                            {**CLIENT, **TUNED}),
-    "centaur": Method(DP2FedSAM, "personal heads, SGD on the shared body", "002",
+    "centaur": Method("DP2FedSAM", "personal heads, SGD on the shared body", "002",
                       {**HEAVY_BALL, "rho": 0.0}, CLIENT),
-    "dp2-fedsam": Method(DP2FedSAM, "personal heads, SAM on the shared body", "002", HEAVY_BALL, CLIENT),
-    "dp-fedlamb": Method(FedAvg, "user-level DP for speech: per-layer clip, LAMB", "003", {}, PER_USER),
+    "dp2-fedsam": Method("DP2FedSAM", "personal heads, SAM on the shared body", "002", HEAVY_BALL, CLIENT),
+    "dp-fedlamb": Method("FedAvg", "user-level DP for speech: per-layer clip, LAMB", "003", {}, PER_USER),
 }  # fmt: skip
 
 
@@ -153,6 +148,8 @@ def find(name: str) -> Method:
 def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     """The algorithm that a config's `method` names; an unknown name or option is refused."""
     if name.startswith(PREFIX):
+        from tacit.algorithms import Algorithm
+
         own = made(name, "method", dict(options))
         if not isinstance(own, Algorithm):
             raise UserError(f"method.import: {name} gives a {type(own).__name__}, not a tacit.Algorithm")

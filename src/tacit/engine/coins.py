@@ -46,6 +46,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tacit.gradients.generators import seed_all
 from tacit.privacy import Bits
 
 _ZEROS = memoryview(bytes(1 << 19))
@@ -87,8 +88,7 @@ def refresh_generator() -> None:
     state[8:16] = np.array([1, 1], dtype=np.int32).view(np.uint8)
     state[24 : 24 + 8 * 624] = (Bits.secret().words(624) >> np.uint64(32)).view(np.uint8)
     torch.default_generator.set_state(torch.from_numpy(state))
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(secrets.randbits(63))
+    seed_all(secrets.randbits(63))
 
 
 class SecretPlaces:

@@ -8,31 +8,31 @@ from typing import Literal
 import torch
 
 from tacit.engine.contract import Order, Progress, Replay, Report, Tune, Visit, free, ignore, shards
+from tacit.engine.device import HOST, Compute, DeviceSettings
 from tacit.engine.guard import Shown
 from tacit.engine.kinds import Threads
 from tacit.engine.worker import Job, Worker
-from tacit.section import Section
 from tacit.vector import Vectors
 
 
-class InProcessSettings(Section):
+class InProcessSettings(DeviceSettings):
     """`engine: {kind: in-process}`: clients one after the other, in the main process."""
 
     kind: Literal["in-process"] = "in-process"
     threads: Threads = 1
 
     def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> InProcess:
-        return InProcess(job, self.threads)
+        return InProcess(job, self.threads, self.one())
 
 
 class InProcess:
     """One worker, no processes. `threads` is torch's thread count for the whole process while it lives."""
 
-    def __init__(self, job: Job, threads: int = 1) -> None:
+    def __init__(self, job: Job, threads: int = 1, compute: Compute = HOST) -> None:
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        self.worker = Worker(job)
-        self._total, self._shard = job.empty_sums(), job.empty_sums()
+        self.worker = Worker(job, compute)
+        self._total, self._shard = job.empty_sums(compute.sums), job.empty_sums(compute.sums)
         self._memory: Vectors = {}
 
     def sum(
@@ -41,14 +41,14 @@ class InProcess:
         for total in self._total.values():
             total.zero_()
         reports: list[Report] = []
-        shown = Shown.copy_of(message, self._memory)
+        shown = Shown.copy_of(self.worker.compute.vectors(message), self._memory)
         self._memory = shown.memory
         for shard in shards(visits, self.worker.job.population.sizes):
             reports += self.worker.sum(order, shown, shard, self._shard)
             for name, total in self._total.items():
                 total.add_(self._shard[name])
             progress(len(reports))
-        return self._total, reports
+        return self.worker.compute.host(self._total), reports
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
         self.worker.load(message)
@@ -58,6 +58,7 @@ class InProcess:
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
     ) -> list[dict[str, float]]:
+        message = self.worker.compute.vectors(message)
         parts = [self.worker.evaluate_client(message, visit, tune) for visit in visits]
         return [self.worker.job.task.summarise(part) for part in parts if part]
 

@@ -7,13 +7,13 @@ shape is passed to `tacit.run(engine=…)`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
 from tacit.engine.contract import Engine, Replay, free
-from tacit.section import Section
+from tacit.engine.device import Compute, DeviceSettings
 from tacit.vector import Vectors
 
 if TYPE_CHECKING:
@@ -38,22 +38,29 @@ class EngineSettings(Protocol):
         """
 
 
-class AutoSettings(Section):
+class AutoSettings(DeviceSettings):
     """`engine: {workers: auto}`: processes of this machine, or none where there is nothing to share out."""
 
     kind: Literal["auto"] = "auto"
     workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
-    """Processes; 0 runs clients in the main process; `auto` is one for each core."""
+    """Processes; 0 runs clients in the main process; `auto` is one for each core, or for each accelerator."""
     threads: Threads = 1
 
     def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Engine:
         from tacit.engine.inprocess import InProcess
         from tacit.engine.pool import Pool
 
-        workers = min(cores(), cohort) if self.workers == "auto" else self.workers
+        computes = self.computes()
+        most = min(share(computes), cohort)
+        workers = most if self.workers == "auto" else self.workers
         if workers == 0 or (workers == 1 and self.workers == "auto"):
-            return InProcess(job, self.threads)
-        return Pool(job, message, workers, self.threads, before_replay)
+            return InProcess(job, self.threads, computes[0])
+        return Pool(job, message, workers, self.threads, before_replay, computes=computes)
+
+
+def share(computes: Sequence[Compute]) -> int:
+    """Workers that a machine has room for: one for each accelerator, else one for each core."""
+    return cores() if all(compute.here for compute in computes) and len(computes) == 1 else len(computes)
 
 
 def cores() -> int:

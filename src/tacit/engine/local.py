@@ -183,10 +183,13 @@ class PrivateGradients:
         clip = self.mechanism.clip
         bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
         self.masks()
+        noise = self.mechanism.ahead(
+            flat.grad.numel(), self.noise, self.expected_batch, flat.grad.device.type != "cpu"
+        )
         losses = self._sum(flat, parts, task, bound, scale)
         if self.model is not None:
             self.model.refuse_changes()
-        self.mechanism.privatize_(flat.grad, self.noise, self.expected_batch)
+        self.mechanism.privatize_(flat.grad, noise, self.expected_batch)
         return losses
 
     def _sum(self, flat: Flat, parts: list[Batch], task: Task, bound: Any, scale: Tensor | None) -> Tensor:

@@ -36,11 +36,11 @@ from torch import Tensor
 
 from tacit.engine import shared
 from tacit.engine.contract import Order, Progress, Replay, Report, Tune, Visit, free, ignore, shards
-from tacit.engine.kinds import Threads, Workers, cores
+from tacit.engine.device import HOST, Compute, DeviceSettings
+from tacit.engine.kinds import Threads, Workers, share
 from tacit.engine.shared import Place
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
-from tacit.section import Section
 from tacit.vector import Vectors
 
 QUEUE = 2
@@ -81,17 +81,18 @@ class _Process:
     failures: int = 0
 
 
-class PoolSettings(Section):
+class PoolSettings(DeviceSettings):
     """`engine: {kind: pool}`: clients shared out among processes of this machine."""
 
     kind: Literal["pool"] = "pool"
     workers: Workers | Literal["auto"] = "auto"
-    """Processes; `auto` is one for each core."""
+    """Processes; `auto` is one for each core, or for each accelerator."""
     threads: Threads = 1
 
     def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Pool:
-        workers = min(cores(), max(cohort, 1)) if self.workers == "auto" else self.workers
-        return Pool(job, message, workers, self.threads, before_replay)
+        computes = self.computes()
+        workers = min(share(computes), max(cohort, 1)) if self.workers == "auto" else self.workers
+        return Pool(job, message, workers, self.threads, before_replay, computes=computes)
 
 
 class Pool:
@@ -105,8 +106,14 @@ class Pool:
         threads: int = 1,
         before_replay: Replay = free,
         patience: Patience | None = None,
+        computes: Sequence[Compute] = (HOST,),
     ) -> None:
-        """`message` is an example of what will be sent: its names and lengths are fixed for the run."""
+        """`message` is an example of what will be sent: its names and lengths are fixed for the run.
+
+        Workers take turns at `computes`: with as many of either, each has one of its own.
+        """
+        self._computes = computes
+        self._messages = 0
         self._job, self._threads = job, threads
         self._before_replay, self._patience = before_replay, patience or Patience()
         self._sizes = job.upload_sizes
@@ -185,7 +192,15 @@ class Pool:
         self._beats[worker.number] = 0.0
         self._send(
             worker,
-            (os.getpid(), places, self._message_sizes, self._sizes, worker.number, self._threads),
+            (
+                os.getpid(),
+                places,
+                self._message_sizes,
+                self._sizes,
+                worker.number,
+                self._threads,
+                self._computes[worker.number % len(self._computes)],
+            ),
         )
 
     def sum(
@@ -201,7 +216,7 @@ class Pool:
         while added < len(parts):
             for worker in sorted(self._processes, key=lambda w: len(w.tasks)):
                 if sent < len(parts) and len(worker.tasks) < QUEUE and worker.free:
-                    self._give(worker, ("sum", sent, worker.free.pop(), order, parts[sent]))
+                    self._give(worker, ("sum", sent, worker.free.pop(), order, parts[sent], self._messages))
                     sent += 1
             for worker, (shard, slot, part) in self._answers():
                 done[shard] = worker, slot, part
@@ -217,14 +232,18 @@ class Pool:
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
         self._send_message(message)
-        parts: list[dict[str, float]] = self._map([("evaluate", chunk) for chunk in range(self._job.chunks)])
+        parts: list[dict[str, float]] = self._map(
+            [("evaluate", chunk, self._messages) for chunk in range(self._job.chunks)]
+        )
         return self._job.summarise(parts)
 
     def evaluate_clients(
         self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         self._send_message(message)
-        parts: list[dict[str, float]] = self._map([("client", visit, tune) for visit in visits])
+        parts: list[dict[str, float]] = self._map(
+            [("client", visit, tune, self._messages) for visit in visits]
+        )
         return [self._job.task.summarise(part) for part in parts if part]
 
     def _map(self, tasks: list[Task]) -> list[Any]:
@@ -240,6 +259,7 @@ class Pool:
         return [answers[i] for i in range(len(tasks))]
 
     def _send_message(self, message: Vectors) -> None:
+        self._messages += 1
         for name, vector in self._message.items():
             vector.copy_(message[name])
 
@@ -326,6 +346,7 @@ class Pool:
             worker.tasks[0] = (
                 *worker.tasks[0][:4],
                 [v._replace(replay=v.replay + 1) for v in worker.tasks[0][4]],
+                *worker.tasks[0][5:],
             )
         self._start(worker)
         for task in worker.tasks:

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from tacit.engine import shared
+from tacit.engine.device import Compute
 from tacit.engine.guard import Shown
 from tacit.engine.worker import ClientError, Worker
 from tacit.errors import UserError
+from tacit.vector import Vectors
 
 BEAT = 1.0
 """Seconds between signs of life."""
@@ -28,16 +30,17 @@ BEAT = 1.0
 
 def serve(pipe: Connection[Any, Any]) -> None:
     """Answer tasks until the pipe closes."""
-    parent, places, message_sizes, sizes, number, threads = pipe.recv()
+    parent, places, message_sizes, sizes, number, threads, compute = pipe.recv()
     body, arrays, message_place, beats, *slots = places
     _show_life(torch.frombuffer(beats.map(), dtype=torch.float64), number, parent)
     torch.set_num_threads(threads)
-    worker = Worker(shared.load(bytes(body.map()), arrays))
+    worker = Worker(shared.load(bytes(body.map()), arrays), compute)
     message = shared.map_vectors(message_place, message_sizes)
     # What clients see: the same pages, and a page of this process's own as soon as one is written to. That
     # the other pages follow the message from round to round is Linux's promise; elsewhere it is copied.
     private = shared.map_vectors(message_place, message_sizes, private=True)
     follows = sys.platform == "linux"
+    there = _There(compute)
     results = [shared.map_vectors(place, sizes, worker.job.sum_dtype) for place in slots]
     for place in places:
         place.close()
@@ -46,17 +49,40 @@ def serve(pipe: Connection[Any, Any]) -> None:
         task = pipe.recv()
         answer: Any
         match task:
-            case "sum", shard, slot, order, visits:
-                shown = Shown(message, private) if follows else Shown.copy_of(message, private)
+            case "sum", shard, slot, order, visits, number:
+                if not compute.here:
+                    shown = there.shown(message, number)
+                else:
+                    shown = Shown(message, private) if follows else Shown.copy_of(message, private)
                 answer = shard, slot, worker.sum(order, shown, visits, results[slot])
-            case "evaluate", index, chunk:
-                worker.load(message)
+            case "evaluate", index, chunk, number:
+                worker.load(there.message(message, number))
                 answer = index, worker.evaluate_chunk(chunk)
-            case "client", index, visit, tune:
-                answer = index, worker.evaluate_client(message, visit, tune)
+            case "client", index, visit, tune, number:
+                answer = index, worker.evaluate_client(there.message(message, number), visit, tune)
             case _:
                 raise ValueError(f"unknown task {task!r}")
         pipe.send(("answer", answer))
+
+
+class _There:
+    """The message on this worker's device: copied once, however many tasks are about it."""
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute, self._number = compute, 0
+        self._message: Vectors = {}
+        self._memory: Vectors = {}
+
+    def message(self, message: Vectors, number: int) -> Vectors:
+        """The vectors of the message with that number."""
+        if number != self._number:
+            self._message, self._number = self._compute.vectors(message), number
+        return self._message
+
+    def shown(self, message: Vectors, number: int) -> Shown:
+        shown = Shown.copy_of(self.message(message, number), self._memory)
+        self._memory = shown.memory
+        return shown
 
 
 def _show_life(beats: Tensor, number: int, parent: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tacit.data import Batch, Records, batches
 from tacit.engine.contract import Order
+from tacit.engine.device import HOST, Compute
 from tacit.engine.local import Gradients, Local
 from tacit.errors import UserError
 from tacit.gradients import plain_gradient
@@ -48,6 +49,7 @@ class LocalWork:
         layers: bool = False,
         augment: batches.Change | None = None,
         losses: list[Tensor] | None = None,
+        compute: Compute = HOST,
     ) -> None:
         """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
 
@@ -58,7 +60,7 @@ class LocalWork:
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
         self._round_decay = order.decay
-        self.travel = 0.0
+        self.lr_sum = 0.0
         self.count = 0
         self.examples = len(indices)
         self._nominal = order.steps
@@ -66,7 +68,8 @@ class LocalWork:
         self._gradients, self._lr, self._queries, self._public = gradients, order.lr, queries, public
         self._initial_personal = initial_personal
         self._descent = descent if local.clip is None and not local.weight_decay and not layers else None
-        self._layers = torch.zeros(len(flat.layout.layer_slices())) if layers else None
+        self._layers = flat.values.new_zeros(len(flat.layout.layer_slices())) if layers else None
+        self._compute = compute
         self._measured = 0
         self._augment, self._numbers = augment, count()
         self._noted: dict[str, list[float]] = {}
@@ -116,9 +119,9 @@ class LocalWork:
         y.copy_(theta)
         return y
 
-    def load_personal(self, memory: Vectors) -> Tensor:
+    def load_personal(self, state: Vectors) -> Tensor:
         h = self._flat.personal
-        h.copy_(memory.get("personal", self._initial_personal))
+        h.copy_(state.get("personal", self._initial_personal))
         return h
 
     def steps(self, epochs: int | None = None) -> Iterator[float]:
@@ -135,7 +138,7 @@ class LocalWork:
             step += 1
             self.count += 1
             self.decay = self._round_decay * factor
-            self.travel += self._lr * factor
+            self.lr_sum += self._lr * factor
             yield self._lr * factor
 
     def gradient(self, fresh: bool = False, scale: Tensor | None = None) -> Tensor:
@@ -157,7 +160,7 @@ class LocalWork:
         if self._descent is None:
             self._flat.shared.sub_(self.gradient(), alpha=lr)
             return
-        with torch.enable_grad():
+        with torch.enable_grad(), self._compute.products():
             losses = self._descent(self._parts[0], self._task.losses, lr)
         self._losses.append(losses)
 
@@ -172,8 +175,8 @@ class LocalWork:
     def public_gradient(self) -> Tensor:
         if self._public is None:
             raise RuntimeError("this method needs public records; set data.public to a share such as 0.05")
-        batch = self._records.prepare(self._records.take(next(self._public)))
-        with torch.enable_grad():
+        batch = self._compute.batch(self._records.prepare(self._records.take(next(self._public))))
+        with torch.enable_grad(), self._compute.products():
             plain_gradient(self._flat, batch, self._task.losses)
         return self._flat.grad[: self.layout.shared].clone()
 
@@ -184,14 +187,14 @@ class LocalWork:
                 f"the algorithm asks for {self._asked} gradients of one batch but announces {self._queries}; "
                 "each one costs privacy, so let its `queries` say how many there are"
             )
-        with torch.enable_grad():
+        with torch.enable_grad(), self._compute.products():
             self._losses.append(self._gradients.fill(self._flat, self._parts, self._task, scale))
 
     def _draw(self) -> bool:
         parts = next(self._batches, None)
         if parts is None:
             return False
-        self._parts, self._asked = parts, 0
+        self._parts, self._asked = [self._compute.batch(part) for part in parts], 0
         return True
 
 

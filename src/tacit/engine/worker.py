@@ -29,6 +29,7 @@ from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory
 from tacit.engine.coins import SecretPlaces, cipher_coins, refresh_generator
 from tacit.engine.contract import Order, Report, Tune, Visit
+from tacit.engine.device import HOST, Compute
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine, refuse_leaky_modules
 from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, nothing, workload
@@ -100,9 +101,12 @@ class Job:
         """What of the run decides its cost in privacy."""
         return workload(self.population, self.local, self.algorithm, self.seed)
 
-    def empty_sums(self) -> Vectors:
+    def empty_sums(self, device: str = "cpu") -> Vectors:
         """Zeros to add uploads to: whole numbers under a client-level guarantee."""
-        return {name: torch.zeros(size, dtype=self.sum_dtype) for name, size in self.upload_sizes.items()}
+        return {
+            name: torch.zeros(size, dtype=self.sum_dtype, device=device)
+            for name, size in self.upload_sizes.items()
+        }
 
     @property
     def sum_dtype(self) -> torch.dtype:
@@ -129,13 +133,16 @@ class Job:
 class Worker:
     """Plays clients on one resident model."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, compute: Compute = HOST) -> None:
         keep_freed_memory()
-        self.job = job
-        self.flat = Flat(job.model, job.algorithm.personal_part)
+        self.job, self.compute = job, compute
+        self.flat = Flat(compute.place(job.model, job.privacy is not None), job.algorithm.personal_part)
         self._initial_personal = self.flat.personal.clone()
         example_level = isinstance(job.privacy, ExampleLevel)
-        self._clipped = ClippedGradient(self.flat) if example_level else None
+        # In bfloat16 even the number of records beside it may round a record's gradient in another way.
+        half = any(p.dtype in (torch.bfloat16, torch.float16) for p in self.flat.module.parameters())
+        alone = 1 if half or compute.precision == "bf16" else None
+        self._clipped = ClippedGradient(self.flat, alone) if example_level else None
         self._descent = None if example_level else Descent(self.flat)
         self._bits = np.random.PCG64(0)
         self.flat.module.train()
@@ -153,16 +160,31 @@ class Worker:
     ) -> list[Report]:
         """Train a shard's clients in turn and leave the weighted sum of their uploads in `into`.
 
-        Clients never get the vectors of `message` themselves: see `tacit.engine.guard`.
+        Clients never get the vectors of `message` themselves: see `tacit.engine.guard`. A `Shown` message is
+        on this worker's device. Sums that are wanted on the host are copied there when the shard is done.
         """
         for total in into.values():
             total.zero_()
-        shown = message if isinstance(message, Shown) else Shown.copy_of(message)
+        shown = message if isinstance(message, Shown) else Shown.copy_of(self.compute.vectors(message))
+        there = any(str(total.device) != self._sums_device for total in into.values())
+        wanted, into = into, self._sums if there else into
+        for total in into.values() if there else ():
+            total.zero_()
         with cipher_coins() if self._secret_coins else nullcontext():
             reports = [self._visit(order, shown, visit, into) for visit in shard]
         if self.job.privacy is not None:
             self._model.refuse_large_changes()
+        for name, total in wanted.items() if there else ():
+            total.copy_(into[name])
         return reports
+
+    @cached_property
+    def _sums(self) -> Vectors:
+        return self.job.empty_sums(self.compute.sums)
+
+    @cached_property
+    def _sums_device(self) -> str:
+        return str(torch.empty(0, device=self.compute.sums).device)
 
     @torch.no_grad()
     def _visit(self, order: Order, shown: Shown, visit: Visit, into: Vectors) -> Report:
@@ -186,9 +208,12 @@ class Worker:
             layers=job.layers,
             augment=self._augment(order, client),
             losses=losses,
+            compute=self.compute,
         )
         try:
-            sent, state = job.algorithm.client(message, job.states.load(client, visit.state), work)
+            sent, state = job.algorithm.client(
+                message, self.compute.vectors(job.states.load(client, visit.state)), work
+            )
             shown.refuse_if_written()
             upload = received(sent, {name: t.numel() for name, t in into.items() if name != BUFFERS})
         except Exception as error:
@@ -199,11 +224,12 @@ class Worker:
         if BUFFERS in into:
             upload[BUFFERS] = flat.buffers
         layers = job.layout.layer_norms(upload["delta"]).tolist() if job.layers else None
+        upload = {name: vector.to(self.compute.sums) for name, vector in upload.items()}
         norm, weight = self._add(order, client, upload, into, work.examples)
         finite = math.isfinite(norm)
         kept = version(order.round, order.attempt, visit.replay) if finite and state else None
         if kept is not None:
-            job.states.save(client, kept, state)
+            job.states.save(client, kept, self.compute.host(state))
         return Report(
             client=client,
             weight=weight,
@@ -345,7 +371,7 @@ class Worker:
     def evaluate_client(self, message: Vectors, visit: Visit, tune: Tune | None = None) -> dict[str, float]:
         """Sums of the task's metrics over a client's own test split, with its own personal part."""
         job, client = self.job, visit.client
-        self.load(message, job.states.load(client, visit.state).get("personal"))
+        self.load(message, self.compute.vectors(job.states.load(client, visit.state)).get("personal"))
         if tune is not None and len(job.population.train(client)):
             self._tune(client, tune)
         own = job.population.validate(client) if job.validating else job.population.test(client)
@@ -362,21 +388,26 @@ class Worker:
         rows = PlainGradients(local, rng, durations=self._durations(client)).rows(len(own))
         u = torch.zeros_like(flat.values)
         for batch in batches.gather(job.population.records, own, rows):
-            plain_gradient(flat, batch, job.task.losses)
+            with self.compute.products():
+                plain_gradient(flat, self.compute.batch(batch), job.task.losses)
             flat.values.sub_(u.mul_(tune.momentum).add_(flat.grad), alpha=tune.lr)
 
     def _evaluate(self, records: Records, indices: NDArray[Any]) -> dict[str, float]:
-        return evaluate(self.flat.module, self.job, records, indices)
+        return evaluate(self.flat.module, self.job, records, indices, self.compute)
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, job: Job, records: Records, indices: NDArray[Any]) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, job: Job, records: Records, indices: NDArray[Any], compute: Compute = HOST
+) -> dict[str, float]:
     """Sums of the task's metrics of a model over some records."""
     model.eval()
     sums: dict[str, float] = {}
     for lo in range(0, len(indices), job.evaluation_batch):
-        batch = records.prepare(records.take(indices[lo : lo + job.evaluation_batch]))
-        for name, value in job.task.evaluate(model, batch).items():
+        batch = compute.batch(records.prepare(records.take(indices[lo : lo + job.evaluation_batch])))
+        with compute.products():
+            found = job.task.evaluate(model, batch)
+        for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + float(value)
     return sums
 

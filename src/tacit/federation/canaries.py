@@ -36,6 +36,7 @@ from tacit.privacy import (
     Ids,
     Workload,
 )
+from tacit.privacy.ahead import Drawn
 from tacit.privacy.audit import Bools, Floats
 from tacit.privacy.matrices import dense
 from tacit.privacy.mechanisms.base import State
@@ -237,7 +238,7 @@ class WatchedExamples(ExampleLevel):
             watch.drawn([int(i) for i in drawn if watch.inside[i]])
             yield rows[~np.isin(rows, canaries)]
 
-    def privatize_(self, gradients: Tensor, bits: Bits, batch: float) -> Tensor:
+    def privatize_(self, gradients: Tensor, bits: Bits | Drawn, batch: float) -> Tensor:
         watch = self.watch
         others = gradients.double()
         for canary in watch.asked():

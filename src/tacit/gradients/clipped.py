@@ -22,18 +22,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import UserError
+from tacit.gradients import generators
 from tacit.gradients.fallback import record_gradients
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.proof import Book, Coins, Known
-from tacit.gradients.records import Explicit, PerRecord
+from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
 from tacit.gradients.tape import Tape, Unsupported
@@ -49,6 +50,7 @@ Bound = float | Sequence[Group]
 
 SAFE = 1 - 2.0**-20
 """Norms and factors are rounded; this keeps what is left of a record within C all the same."""
+_PLAINLY: AbstractContextManager[None] = nullcontext()
 _NO_HOOKS = "hooks on saved tensors"
 LITTLE, MUCH = 64 * 2**20, 2 * 2**30
 """Bytes that a part of a batch may always keep, and never may, when the size of the parts is not given."""
@@ -77,7 +79,7 @@ class ClippedGradient:
             raise UserError(f"micro_batch is {micro_batch}; it counts records, so give 1 or more")
         self.flat = model if isinstance(model, Flat) else Flat(model)
         refuse_mixing_modules(self.flat.module)
-        self._micro_batch = micro_batch
+        self._micro_batch, self._device = micro_batch, self.flat.grad.device
         self._precondition: Tensor | None = None
         parameters = dict(self.flat.module.named_parameters())
         self._parameters = {s.name: parameters[s.name] for s in self.flat.layout.segments}
@@ -112,11 +114,11 @@ class ClippedGradient:
             coins.save()
         for part, slow in parts:
             forms, values = self._per_record(part, losses, slow, coins)
-            with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
+            with torch.no_grad(), exactly(total.device.type):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
-                kept = part_norms.isfinite().all(1)
-                factors = (bounds.to(part_norms) * SAFE / part_norms).clamp(max=1.0)
-                if not bool(kept.all()):
+                factors = (bounds.to(part_norms) * SAFE / part_norms).clamp_(max=1.0)
+                if not isfinite(part_norms.sum()):
+                    kept = part_norms.isfinite().all(1)
                     factors = torch.where(kept.unsqueeze(1), factors, 0.0)
                     values = torch.where(kept, values, 0.0)
                     forms = [None if f is None else (f[0].keep(kept), f[1]) for f in forms]
@@ -160,16 +162,22 @@ class ClippedGradient:
 
         def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
             tape, values = self._proved(few, still, Coins())
-            forms = tape.backward(values)
-            return [None if form is None else form[0].explicit().sum(0) for form in forms], values.detach()
+            forms, values = tape.backward(values), values.detach()
+            sums: list[Tensor | None] = []
+            for form, parameter in zip(forms, self._parameters.values(), strict=True):
+                total = None if form is None else in_full(torch.zeros_like(parameter.detach()))
+                if form is not None and total is not None:
+                    form[0].add_weighted(in_full(torch.ones_like(values)), total)
+                sums.append(total)
+            return sums, values
 
-        with torch.autocast(self.flat.grad.device.type, enabled=False), suppress(Unsupported):
+        with exactly(self._device.type), suppress(Unsupported):
             experiment(self.flat.module, self._parameters, batch, losses, together)
 
     def _survey(self, batch: Batch, losses: Losses) -> Survey:
         module = self.flat.module
         shapes = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in batch.items())
-        key = (shapes, module.training, torch.is_autocast_enabled("cpu"))
+        key = (shapes, module.training, torch.is_autocast_enabled(self._device.type))
         if key not in self._surveys:
             pair = {name: tensor[:2] for name, tensor in batch.items()}
             self._known.add(losses)
@@ -188,7 +196,7 @@ class ClippedGradient:
         if obstacle is None:
             try:
                 tape, values = self._proved(batch, losses, coins)
-                with torch.autocast(values.device.type, enabled=False):
+                with exactly(values.device.type):
                     return self._preconditioned(tape.backward(values)), values.detach()
             except Unsupported as reason:
                 obstacle = reason
@@ -204,7 +212,7 @@ class ClippedGradient:
         module = self.flat.module
         if not self._settled:
             # What a model makes on its first call and keeps (a table of positions) is made now.
-            with torch.random.fork_rng(), torch.no_grad():
+            with generators.forked(self._device), torch.no_grad():
                 losses(module, {name: tensor[:1] for name, tensor in batch.items()})
             self._settled = True
         if coins.python is None:
@@ -222,7 +230,8 @@ class ClippedGradient:
         size, book, module = batch_size(batch), self._book, self.flat.module
         self._known.add(losses)
         book.tidy()
-        kind = (size, module.training, torch.is_autocast_enabled("cpu"), *(t.shape for t in batch.values()))
+        autocast = torch.is_autocast_enabled(self._device.type)
+        kind = (size, module.training, autocast, *(t.shape for t in batch.values()))
         if coins.python is not None:
             coins.restore()
         elif book.volatile or kind not in book.steady:
@@ -252,11 +261,11 @@ class ClippedGradient:
         """Run the model on another number of records with the same coins, and compare what it did."""
         size = batch_size(batch)
         other = 3 if size == 2 else 2
-        chosen = torch.arange(other) % size
+        chosen = torch.arange(other, device=next(iter(batch.values())).device) % size
         tape = self._tape({name: tensor[chosen] for name, tensor in batch.items()}, coins, replay=True)
         after = Coins()
         after.save()
-        with torch.random.fork_rng():
+        with generators.forked(self._device):
             coins.restore()
             try:
                 with tape:
@@ -291,6 +300,11 @@ class ClippedGradient:
             self.obstacle = obstacle
 
 
+def exactly(device: str) -> AbstractContextManager[None]:
+    """Without autocast: norms and sums are taken in float32."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _PLAINLY
+
+
 def _groups(flat: Flat, bound: Bound) -> tuple[list[int], Tensor]:
     """Each segment's group, and each group's bound."""
     segments = flat.layout.segments
@@ -318,7 +332,9 @@ def _norms(
     """Per-record norms of each group, [B, groups]; `squares` [groups, B] is zero before."""
     members = [group for group, form in zip(groups, forms, strict=True) if form is not None]
     found = [form[1] for form in forms if form is not None]
-    if found:
+    if found and len(squares) == 1:
+        squares = torch.stack(found).to(squares).sum(0, keepdim=True)
+    elif found:
         squares.index_add_(0, torch.tensor(members, device=squares.device), torch.stack(found).to(squares))
     return squares.sqrt_().t()
 

@@ -223,7 +223,8 @@ def sum_by_record(grad: Tensor, shape: Sequence[int], records: int, axis: int = 
     split = split.reshape(records, -1, *split.shape[1:])
     if padded[axis] != 1:
         blocks = split.new_zeros(records, *split.shape)
-        blocks[torch.arange(records), torch.arange(records)] = split
+        each = torch.arange(records, device=split.device)
+        blocks[each, each] = split
         return blocks.flatten(1, 2).sum_to_size([records, *padded]).reshape(records, *shape)
     split = split.sum(1)
     del padded[axis]

@@ -27,7 +27,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from tacit.gradients import engine
+from tacit.gradients import autograd, generators
 from tacit.gradients.axes import Unsupported, function_name, tensors_in
 from tacit.gradients.plain import Batch, batch_size
 from tacit.gradients.proof import (
@@ -196,6 +196,7 @@ class Tape(TorchFunctionMode):
         """`replay`: this pass is a comparison with one that has been; whatever it drew for all is drawn again."""  # noqa: E501
         super().__init__()
         self.records = batch_size(batch)
+        self._device = next(iter(batch.values())).device
         self.anchor = torch.zeros((), requires_grad=True)
         self.program: list[int] = []
         self._saved: list[list[Tensor]] = []
@@ -329,11 +330,11 @@ class Tape(TorchFunctionMode):
             line.written = [0]
             if data and "R" not in marks[0].axes:
                 line.after = [(0, self._alone(tensors[0]))]
-        state = None if data else torch.get_rng_state()
+        state = None if data else generators.state(self._device)
         self.program.append(-1)
         place = len(self.program) - 1
         out = self._call(line, func, args, kwargs, tensors, marks, data, parameters)
-        line.draws = state is not None and not torch.equal(state, torch.get_rng_state())
+        line.draws = state is not None and not generators.same(state, generators.state(self._device))
         outputs = tensors_in(out)
         if data and not outputs and func is not Tensor.__setitem__:
             raise Unsupported(f"{function_name(func)} (data leaves torch)", alone=True)
@@ -633,7 +634,7 @@ class Tape(TorchFunctionMode):
         """For each parameter its per-record gradients and their squared norms; None where it has no part."""
         if losses.requires_grad:
             # Asking for the anchor alone keeps autograd from touching any parameter's own `.grad`.
-            engine.grad(losses, torch.ones_like(losses), (self.anchor,))
+            autograd.grad(losses, torch.ones_like(losses), (self.anchor,))
         for target, parameters, grads in self._lifted:
             for index, pulled in zip(
                 sorted(parameters), self._pull_back(target, parameters, grads), strict=True

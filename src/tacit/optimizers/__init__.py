@@ -1,9 +1,14 @@
 """What the server does with an average update: any optimizer of torch, LAMB or LARS, and a schedule."""
 
-from tacit.optimizers.lamb import Lamb
-from tacit.optimizers.lars import Lars
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Warmup, Within
-from tacit.optimizers.server import ServerOptimizer
+from typing import TYPE_CHECKING
+
+from tacit.lazy import lazily
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Within
+
+if TYPE_CHECKING:
+    from tacit.optimizers.lamb import Lamb
+    from tacit.optimizers.lars import Lars
+    from tacit.optimizers.server import ServerOptimizer
 
 __all__ = [
     "Constant",
@@ -14,6 +19,15 @@ __all__ = [
     "PerRound",
     "Schedule",
     "ServerOptimizer",
-    "Warmup",
     "Within",
 ]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "tacit.optimizers.lamb": "Lamb",
+        "tacit.optimizers.lars": "Lars",
+        "tacit.optimizers.server": "ServerOptimizer",
+    },
+    *__all__,
+)

@@ -1,29 +1,39 @@
-"""Privacy: mechanisms, events, accountants, the ledger, the statement and planning."""
+"""Privacy: mechanisms, events, accountants, the ledger, the statement and planning.
 
-from tacit.privacy.accountants import Epsilon, epsilon
-from tacit.privacy.bits import Bits, Ids
-from tacit.privacy.bounding import Bounding
-from tacit.privacy.checks import refuse_batch_norm, refuse_weights
-from tacit.privacy.clipping import Bound, Clip
-from tacit.privacy.events import Event, FixedSizeGaussian, MatrixRow, PoissonGaussian
-from tacit.privacy.grid import Grid
-from tacit.privacy.ledger import Carried, Charge, Header, Ledger, Part, replay
-from tacit.privacy.mechanisms import (
-    MECHANISMS,
-    AdaptiveClip,
-    Aggregation,
-    Arrivals,
-    BandedNoise,
-    BltNoise,
-    ClientLevel,
-    ExampleLevel,
-    Mechanism,
-    Observer,
-    Unprotected,
-    Workload,
-)
-from tacit.privacy.sampling import FixedSize, Poisson, Sampling
-from tacit.privacy.statement import Statement, make_statement
+The names below are imported when first used: planning needs no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from tacit.lazy import lazily
+
+if TYPE_CHECKING:
+    from tacit.privacy.accountants import Epsilon, epsilon
+    from tacit.privacy.bits import Bits, Ids
+    from tacit.privacy.bounding import Bounding
+    from tacit.privacy.checks import refuse_batch_norm, refuse_weights
+    from tacit.privacy.clipping import Bound, Clip
+    from tacit.privacy.events import Event, FixedSizeGaussian, MatrixRow, PoissonGaussian
+    from tacit.privacy.grid import Grid
+    from tacit.privacy.ledger import Carried, Charge, Header, Ledger, Part, replay
+    from tacit.privacy.mechanisms import (
+        MECHANISMS,
+        AdaptiveClip,
+        Aggregation,
+        Arrivals,
+        BandedNoise,
+        BltNoise,
+        ClientLevel,
+        ExampleLevel,
+        Mechanism,
+        Observer,
+        SecureSum,
+        Unprotected,
+        Workload,
+    )
+    from tacit.privacy.metrics import Metrics, Seen
+    from tacit.privacy.sampling import FixedSize, Poisson, Sampling
+    from tacit.privacy.statement import Statement, make_statement
 
 __all__ = [
     "MECHANISMS",
@@ -50,11 +60,14 @@ __all__ = [
     "Ledger",
     "MatrixRow",
     "Mechanism",
+    "Metrics",
     "Observer",
     "Part",
     "Poisson",
     "PoissonGaussian",
     "Sampling",
+    "SecureSum",
+    "Seen",
     "Statement",
     "Unprotected",
     "Workload",
@@ -64,3 +77,24 @@ __all__ = [
     "refuse_weights",
     "replay",
 ]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "tacit.privacy.accountants": "Epsilon epsilon",
+        "tacit.privacy.bits": "Bits Ids",
+        "tacit.privacy.bounding": "Bounding",
+        "tacit.privacy.checks": "refuse_batch_norm refuse_weights",
+        "tacit.privacy.clipping": "Bound Clip",
+        "tacit.privacy.events": "Event FixedSizeGaussian MatrixRow PoissonGaussian",
+        "tacit.privacy.grid": "Grid",
+        "tacit.privacy.ledger": "Carried Charge Header Ledger Part replay",
+        "tacit.privacy.mechanisms": (
+            "MECHANISMS AdaptiveClip Aggregation Arrivals BandedNoise BltNoise ClientLevel ExampleLevel "
+            "Mechanism Observer SecureSum Unprotected Workload"
+        ),
+        "tacit.privacy.metrics": "Metrics Seen",
+        "tacit.privacy.sampling": "FixedSize Poisson Sampling",
+        "tacit.privacy.statement": "Statement make_statement",
+    },
+)

@@ -21,9 +21,8 @@ from tacit.errors import UserError
 from tacit.privacy.accountants import Epsilon, check_delta
 from tacit.privacy.calibration import closed_form_noise, cost, solve_cohort, solve_noise, solve_times
 from tacit.privacy.events import SampledGaussian
-from tacit.privacy.mechanisms.client import round_event
-from tacit.privacy.mechanisms.example import batch_sampling, step_event
 from tacit.privacy.sampling import FixedSize, Poisson, Sampling
+from tacit.privacy.steps import batch_sampling, round_event, step_event
 
 
 @dataclass(frozen=True)

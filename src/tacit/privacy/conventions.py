@@ -31,8 +31,8 @@ from typing import Literal, get_args
 from tacit.errors import UserError
 from tacit.privacy.accountants import Epsilon
 from tacit.privacy.calibration import cost
-from tacit.privacy.mechanisms.client import round_event
 from tacit.privacy.sampling import Poisson
+from tacit.privacy.steps import round_event
 
 Convention = Literal["sum", "average", "client"]
 

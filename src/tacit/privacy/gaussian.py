@@ -89,6 +89,10 @@ def add_rounded_gaussian_(total: Tensor, std: float, bits: Bits) -> None:
         raise TypeError(f"noise is added to whole numbers in int64 or float64, not to {total.dtype}")
     if std == 0:
         return
+    if total.device.type != "cpu":  # drawn on the host, whose generator it is, and copied once
+        draws = torch.from_numpy(rounded_gaussian(total.numel(), std, bits))
+        total.view(-1).add_(draws.to(total.device))
+        return
     flat = total.view(-1).numpy()
 
     def add(start: int, draws: NDArray[np.int64]) -> None:

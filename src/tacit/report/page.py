@@ -324,7 +324,12 @@ def _tiles(row: Row) -> str:
         return f"{scale * spread.mean:.{digits}f}{among}{unit}"
 
     run = row.runs[0]
-    sizes = [record.get("clients", 0) + len(record.get("skipped", ())) for record in run.metrics]
+    sizes = [
+        record["clients"] + len(record.get("skipped", ()))
+        if "clients" in record
+        else float(record.get("private_clients", 0))
+        for record in run.metrics
+    ]
     up, down, seconds = (row.total(name) for name in ("bytes_up", "bytes_down", "seconds"))
     tiles = [
         (shown(last), f"{metric.title}, last round"),
@@ -541,6 +546,13 @@ def charts(table: Sequence[Row], points: int = 400) -> list[Chart]:
         found += _layer_charts(table[0].runs[0], points)
     add("Clients in a round", "clients", zero=True, note="those whose update counted")
     add("Clients that failed", "failed", zero=True)
+    noisy = "private: a noisy sum, within the budget"
+    add("Loss of clients while training", "private_loss", note=noisy)
+    add("Accuracy on clients' own records", "private_accuracy", share=True, note=noisy)
+    add("Norm of a client's update, mean", "private_norm", zero=True, limit=bound, note=noisy)
+    add("Share of clients clipped", "private_clipped", share=True, zero=True, note=noisy)
+    add("Clients in a round", "private_clients", zero=True, note=noisy)
+    add("Clients that failed", "private_failed", zero=True, note=noisy)
     add("Traffic so far, up and down, in MB", "bytes", total=True, factor=1e-6, zero=True, unit="MB")
     add("Seconds a round", "seconds", zero=True, unit="s")
     return found

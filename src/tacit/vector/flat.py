@@ -103,7 +103,8 @@ def frozen_hash(module: nn.Module) -> str | None:
 
 def read_buffers(module: nn.Module) -> Tensor:
     """A copy of a module's persistent floating-point buffers as one float32 vector."""
-    return torch.cat([torch.empty(0), *(b.detach().flatten().float() for _, b in _buffers(module))])
+    found = [buffer.detach().flatten().float() for _, buffer in _buffers(module)]
+    return torch.cat(found) if found else torch.empty(0)
 
 
 def write_buffers(module: nn.Module, vector: Tensor) -> None:

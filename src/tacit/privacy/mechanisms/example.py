@@ -44,18 +44,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.errors import UserError
+from tacit.privacy.ahead import Drawn, ahead
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
-from tacit.privacy.gaussian import for_each_stretch
+from tacit.privacy.gaussian import for_each_stretch, rounded_gaussian
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
-    NOT_COVERED,
     Arrivals,
     Description,
     Mechanism,
@@ -66,6 +67,7 @@ from tacit.privacy.mechanisms.base import (
 )
 from tacit.privacy.mechanisms.plain import repeatable_cohort, weighted_mean
 from tacit.privacy.sampling import Poisson
+from tacit.privacy.steps import batch_sampling, step_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
@@ -73,22 +75,8 @@ NUMERICAL = 2.0**-9
 """s: how far, relative to C, float32 arithmetic may let a record move a sum beyond its clipped gradient."""
 MEASURED_BATCH = 512
 """Records of the largest batches for which that was measured."""
-
-
-def batch_sampling(records: int, batch: int) -> Poisson:
-    """How a client draws batches of `batch` expected records out of its own; for draw and charge alike."""
-    if records < 1:
-        raise UserError("a client without records cannot take part; leave it out of the partition")
-    return Poisson(min(1.0, batch / records))
-
-
-def step_event(records: int, batch: int, queries: int, noise: float) -> PoissonGaussian:
-    """One local step of a client, as the accountant knows it.
-
-    `queries` gradients on the same batch (SAM and FAFED ask for two) are one Gaussian query of √queries
-    times the sensitivity: exact, also when the second gradient depends on the first one's answer.
-    """
-    return PoissonGaussian(batch_sampling(records, batch).rate, noise / math.sqrt(queries))
+LARGE = 1 << 22
+"""Coordinates that another device than the CPU rounds and noises at a time, in float64."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +180,16 @@ class ExampleLevel(Mechanism):
         sensitivity = grid.radius * (1 + slack) + math.isqrt(dimension) + 1
         return self.noise * sensitivity
 
-    def privatize_(self, gradients: Tensor, bits: Bits, batch: float) -> Tensor:
+    def ahead(self, dimension: int, bits: Bits, batch: float, elsewhere: bool = False) -> Bits | Drawn:
+        """What to give to `privatize_`, which may be making its noise from now on.
+
+        `elsewhere`: gradients are computed on another device, so the host has nothing else to do.
+        """
+        if not self.noise:
+            return bits
+        return ahead(dimension, self._units(self._grid(dimension), dimension, batch), bits, elsewhere)
+
+    def privatize_(self, gradients: Tensor, bits: Bits | Drawn, batch: float) -> Tensor:
         """The private gradient g̃ = (1/B)[Σ clip_C(g_j) + N(0, σ²C² I)], in place.
 
         `gradients` is the float32 sum of clipped gradients over a Poisson batch (zeros if it was empty),
@@ -203,6 +200,13 @@ class ExampleLevel(Mechanism):
         dimension = gradients.numel()
         grid = self._grid(dimension)
         std, unit = self._units(grid, dimension, batch), grid.unit
+        if gradients.device.type != "cpu":
+            draws = (
+                bits.take(dimension, std)
+                if isinstance(bits, Drawn)
+                else rounded_gaussian(dimension, std, bits)
+            )
+            return self._privatize_there_(gradients, draws, unit, batch)
         sums = gradients.numpy()
 
         def add(start: int, noise: NDArray[np.int64]) -> None:
@@ -214,8 +218,21 @@ class ExampleLevel(Mechanism):
             whole *= unit / batch
             stretch[:] = whole
 
-        for_each_stretch(dimension, std, bits, add)
+        if isinstance(bits, Drawn):
+            bits.for_each_stretch(dimension, std, add)
+        else:
+            for_each_stretch(dimension, std, bits, add)
         return gradients
+
+    @staticmethod
+    def _privatize_there_(sums: Tensor, draws: NDArray[np.int64], unit: float, batch: float) -> Tensor:
+        """The same numbers on another device; on the host where a device has no float64."""
+        narrow = sums.device.type == "mps"
+        where = sums.cpu() if narrow else sums
+        noise = torch.from_numpy(draws).to(where.device)
+        for stretch, part in zip(torch.split(where, LARGE), torch.split(noise, LARGE), strict=True):
+            stretch.copy_(stretch.double().div_(unit).round_().add_(part).mul_(unit / batch))
+        return sums.copy_(where) if narrow else sums
 
     # --- what a person is told --------------------------------------------------------------------------
 
@@ -255,10 +272,17 @@ class ExampleLevel(Mechanism):
                 ),
             ),
             not_covered=(
-                *NOT_COVERED,
+                *self._not_covered,
                 "how many records a client has, and which clients took part: both count as public",
                 "a person with several records: protection weakens with their number",
                 "what a model draws with randint, randperm or multinomial, or on an accelerator: all other "
                 "masks of records are the cipher's",
+            ),
+            metrics=""
+            if self.metrics is None
+            else (
+                "Metrics: what is told of a round (norms of uploads, which of them were not finite, what a "
+                "method notes) is made of private gradients, and costs nothing more. Losses are exact, and "
+                "not told."
             ),
         )

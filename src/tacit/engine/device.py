@@ -1,0 +1,205 @@
+"""Where a worker computes, and in which precision: the CPU, an accelerator, or several, one worker for each.
+
+The worker moves the message and each batch to its device once; the flat parameters live there, and so do the
+sums of a shard until it is done. Algorithms, mechanisms and tasks do not know. Files are always the host's.
+
+- `precision: bf16` lets the model's own products be taken in bfloat16 (torch's autocast). Parameters, clipped
+  sums, norms, noise and the server's state stay in float32, so a bound is as good as before.
+- `activation_checkpointing: true` forgets what happens inside each layer and computes it again on the way
+  back: less memory, about a third more time. transformers' own switch where the model has one. Clipped
+  gradients then take the road record by record, since the proof cannot follow a layer that runs twice.
+- Private noise is the host's: the same generator and grid on every device, made in a second thread while
+  gradients are computed, and copied once.
+- Under a guarantee float32 means float32: TensorFloat-32 is switched off in the worker, because a norm and a
+  sum that are rounded to ten bits in different ways would not keep the clipping bound.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import AfterValidator
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tacit.errors import UserError
+from tacit.section import Section
+from tacit.vector import Vectors
+
+Precision = Literal["float32", "bf16"]
+KINDS = ("cuda", "xpu", "mps")
+"""What `auto` looks for, in this order."""
+_NARROW = ("mps",)
+"""Devices without float64, in which uploads are bounded and rounded: the host does that for them."""
+
+
+def _device(name: str) -> str:
+    if name != "auto" and not re.fullmatch(r"[a-z]+(:\d+)?", name):
+        raise ValueError(f"{name!r} is no device; say auto, cpu, cuda, cuda:1, mps, xpu, or a list of such")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device)]
+
+
+class DeviceSettings(Section):
+    """What every engine on machines of one's own can be told about where it computes."""
+
+    device: Device | tuple[Device, ...] = "auto"
+    """`auto` takes every accelerator that torch sees, else the CPU; a list has one worker for each entry."""
+    precision: Precision = "float32"
+    """bf16: the model's products in bfloat16, everything that is summed or released in float32."""
+    activation_checkpointing: bool = False
+    """Compute activations again on the way back instead of keeping them."""
+
+    def computes(self) -> list[Compute]:
+        """One for each device; refused if torch does not see it."""
+        return [
+            Compute(device, self.precision, self.activation_checkpointing) for device in devices(self.device)
+        ]
+
+    def one(self) -> Compute:
+        """The only device, or the first that `auto` found."""
+        found = self.computes()
+        if len(found) > 1 and self.device != "auto":
+            raise UserError(
+                f"engine.device: {len(found)} devices for one process; leave out engine.kind, or set it to "
+                "pool, which has a worker for each"
+            )
+        return found[0]
+
+
+def devices(wanted: str | Sequence[str]) -> list[str]:
+    """Devices by the names that torch has for them.
+
+    >>> devices("cpu")
+    ['cpu']
+    """
+    if wanted == "auto":
+        for kind in KINDS:
+            if number := _number(kind):
+                return [kind] if number == 1 else [f"{kind}:{i}" for i in range(number)]
+        return ["cpu"]
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    if not names:
+        raise UserError("engine.device: an empty list; name a device, or say auto")
+    for name in names:
+        kind, _, index = name.partition(":")
+        if kind != "cpu" and int(index or 0) >= _number(kind):
+            here = [k for k in KINDS if _number(k)]
+            raise UserError(
+                f"engine.device: torch sees no {name} on this machine, but {', '.join(['cpu', *here])}; use "
+                "one of those, or auto"
+            )
+    return names
+
+
+def _number(kind: str) -> int:
+    module: Any = getattr(torch, kind, None)
+    available = torch.backends.mps.is_available if kind == "mps" else getattr(module, "is_available", None)
+    return int(module.device_count()) if available is not None and available() else 0
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One worker's device and precision."""
+
+    device: str = "cpu"
+    precision: Precision = "float32"
+    activation_checkpointing: bool = False
+
+    @property
+    def kind(self) -> str:
+        return self.device.partition(":")[0]
+
+    @property
+    def here(self) -> bool:
+        """Whether the device is the host itself."""
+        return self.kind == "cpu"
+
+    @property
+    def sums(self) -> str:
+        """Where uploads are bounded and added up."""
+        return "cpu" if self.kind in _NARROW else self.device
+
+    def place(self, model: nn.Module, private: bool) -> nn.Module:
+        """The model where it will compute: itself on the host, a copy elsewhere."""
+        if private and self.kind == "cuda":
+            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cuda.matmul.allow_tf32 = False
+        if self.precision == "bf16" and not torch.amp.is_autocast_available(self.kind):
+            raise UserError(f"engine.precision: torch has no bf16 on {self.device}; set it to float32")
+        if not self.here and any(p.device.type != self.kind for p in model.parameters()):
+            model = deepcopy(model, _moved(model, self.device))
+        if self.activation_checkpointing:
+            forget_activations(model)
+        return model
+
+    def batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A batch where the model is. The copy runs beside whatever the device is at."""
+        if self.here:
+            return batch
+        if self.kind == "cuda":
+            return {name: t.pin_memory().to(self.device, non_blocking=True) for name, t in batch.items()}
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def vectors(self, vectors: Mapping[str, Tensor]) -> Vectors:
+        """Named vectors where the model is."""
+        return {name: vector.to(self.device) for name, vector in vectors.items()}
+
+    @staticmethod
+    def host(vectors: Mapping[str, Tensor]) -> Vectors:
+        """Named vectors where files and other processes are."""
+        return {name: vector.cpu() for name, vector in vectors.items()}
+
+    def products(self) -> AbstractContextManager[Any]:
+        """While it lasts, the model's products are taken in the precision that was asked for."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.kind, dtype=torch.bfloat16)
+
+
+HOST = Compute()
+
+
+def _moved(model: nn.Module, device: str) -> dict[int, Any]:
+    """What a deep copy shall take for each tensor of a model: never a second copy on the host."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to(device)
+    return memo
+
+
+def forget_activations(model: nn.Module) -> None:
+    """Have each layer of a model keep its input alone, and compute the rest again on the way back."""
+    switch = getattr(model, "gradient_checkpointing_enable", None)
+    if switch is not None and getattr(model, "supports_gradient_checkpointing", False):
+        switch({"use_reentrant": False})
+        return
+    layers = _layers(model)
+    if not layers:
+        raise UserError(
+            "engine.activation_checkpointing: this model has no sequence of equal layers; leave it out"
+        )
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The longest sequence of layers of one kind: a transformer's."""
+    found: list[nn.Module] = []
+    for part in model.modules():
+        children = list(part.children())
+        alike = len(children) > 1 and len({type(child) for child in children}) == 1
+        if isinstance(part, (nn.Sequential, nn.ModuleList)) and alike and len(children) > len(found):
+            found = children
+    return found

@@ -1,0 +1,30 @@
+"""Packages that import what they are asked for, when they are first asked.
+
+torch takes seconds to import. A command that needs none of it, such as `tacit plan`, should not wait for it
+because a neighbour in the same package does. Type checkers see ordinary imports under `TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(
+    package: str, homes: Mapping[str, str], *others: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package: `homes` has modules and, for each, its names with spaces
+    between them; `others` are names that the package has by itself.
+    """
+    home = {name: module for module, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(import_module(home[name]), name)
+        setattr(sys.modules[package], name, found)  # asked once
+        return found
+
+    return find, lambda: sorted([*home, *others])

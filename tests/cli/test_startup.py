@@ -1,0 +1,68 @@
+"""Commands start at once: none imports a large library that it does not use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import tacit
+import tacit.config
+import tacit.optimizers
+import tacit.privacy
+from tacit.cli.methods import known, measure
+from tacit.config.methods import METHODS
+
+LARGE = ["torch", "transformers", "datasets", "scipy", "peft", "dp_accounting", "matplotlib", "pandas"]
+CODE = """
+import json, sys
+sys.argv = ["tacit", *json.loads(sys.argv[1])]
+from tacit.cli import main
+try:
+    main()
+finally:
+    print("\\n" + json.dumps([name for name in json.loads(sys.stdin.read()) if name in sys.modules]))
+"""
+
+
+def imported(*command: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(command)],
+        input=json.dumps(LARGE),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "run --help", "plan --help", "methods"])
+def test_no_large_library_is_imported(command: str) -> None:
+    assert not imported(*command.split())
+
+
+def test_a_plan_needs_the_accountants_and_no_torch() -> None:
+    used = imported(*["plan", "--rate", "0.1", "--noise", "1", "--rounds", "10", "--delta", "1e-5"])
+    assert used <= {"scipy", "dp_accounting"}
+
+
+def test_workers_do_not_import_what_their_job_does_not_need() -> None:
+    code = "import sys, tacit.engine.pool_worker; print([m for m in sys.argv[1:] if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code, *LARGE], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['torch']"
+
+
+def test_the_stored_traffic_is_what_is_measured() -> None:
+    measured = measure({name: method.algorithm(**method.options) for name, method in METHODS.items()})
+    assert measured == known()
+
+
+@pytest.mark.parametrize("package", [tacit, tacit.privacy, tacit.optimizers, tacit.config])
+def test_names_that_are_imported_late_are_there_all_the_same(package: object) -> None:
+    names = package.__all__
+    assert all(getattr(package, name) is not None for name in names)
+    assert set(names) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        package.nothing  # noqa: B018
