@@ -6,9 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint bench torture results clean
+.PHONY: help demo deploy-demo test lint bench torture results clean
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; about two minutes)…"
@@ -24,6 +24,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 demo: $(VENV)/.installed  ## set everything up and train a small model on real data
 	@$(BIN)/tacit run recipes/quickstart.yaml
+
+deploy-demo: $(VENV)/.installed  ## a server and three clients of a real federation, on this machine
+	@$(PIP) install -c constraints.txt -e '.[flower]'
+	@$(BIN)/python recipes/federation/demo.py runs/deploy-demo
 
 # The benchmarks' environment is not built by the tests, but it is resolved, so that it cannot rot unseen.
 $(VENV)/.bench-resolves: $(VENV)/.installed-dev pyproject.toml bench/constraints.txt bench/requirements.txt

@@ -8,18 +8,21 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "lazy", "randomness", "section"},
+    {"errors", "lazy", "randomness", "reading", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},
+    {"secure"},
     {"algorithms"},
     {"data"},
     {"models", "tasks"},
     {"engine"},
     {"federation"},
+    {"deploy"},
     {"config"},
     {"report"},
     {"api"},
+    {"sweeps"},
     {"cli"},
     {"__main__"},
 ]

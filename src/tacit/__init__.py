@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result, Tracker
+    from tacit.sweeps import sweep
     from tacit.tasks import Task
 
 __version__ = "0.1.0"
@@ -50,6 +51,7 @@ __all__ = [
     "resume",
     "run",
     "statement",
+    "sweep",
     "test",
     "trained",
     "verify",
@@ -66,6 +68,7 @@ __getattr__, __dir__ = lazily(
         "tacit.data": "ArrayRecords Dataset",
         "tacit.errors": "UserError",
         "tacit.federation": "Result Tracker",
+        "tacit.sweeps": "sweep",
         "tacit.tasks": "Task",
     },
     "__version__",

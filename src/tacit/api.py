@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,13 @@ from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statem
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
-from tacit.models.trained import Lora
 from tacit.models.weights import locate
-from tacit.privacy import Charge
+from tacit.privacy import Charge, Mechanism, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
+from tacit.privacy.events import Spend
 from tacit.privacy.statement import Statement
+from tacit.privacy.tuning import tuned_epsilon
 from tacit.report.card import card, loading
 from tacit.report.compare import find_runs, read_run, rows, to_json
 from tacit.report.page import PAGE, write_page
@@ -244,8 +245,10 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
     return read_together(places, delta)
 
 
-def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
+def plan(config: Config, *, dataset: Dataset | None = None, trials: float | None = None) -> dict[str, Any]:
     """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
+
+    `trials`: also what the best of a random number of such runs would, of this mean (`tacit.privacy.tuning`).
 
     At client level `signal_to_noise` is the length of the mean update, were every client's as long as the
     clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d).
@@ -273,7 +276,27 @@ def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
         "parameters": job.layout.shared,
         "signal_to_noise": strength if mechanism.unit == "client" else None,
         "simulation": mechanism.simulated,
+        "metrics": _metrics_cost(mechanism, job.workload, config.rounds),
+        "tuned": None if trials is None else _tuned(spends, mechanism.delta, trials),
         "warnings": mechanism.warnings(job.workload),
+    }
+
+
+def _tuned(spends: Sequence[Spend], delta: float, trials: float) -> dict[str, Any]:
+    return asdict(max((tuned_epsilon(spend, delta, trials) for spend in spends), key=lambda t: t.epsilon))
+
+
+def _metrics_cost(mechanism: Mechanism, workload: Workload, rounds: int) -> dict[str, float] | None:
+    """The noise of private metrics, and ε as it would be without them and with the same noise on updates."""
+    if mechanism.metrics is None or mechanism.unit == "example":
+        return None
+    alone = mechanism.without_metrics()
+    spends = alone.planned(workload, rounds, alone.noise)
+    return {
+        "share": mechanism.metrics.share,
+        "noise": mechanism.metrics.noise(mechanism.noise),
+        "update_noise": alone.noise,
+        "epsilon_without": max(epsilon(spend, alone.delta).value for spend in spends),
     }
 
 
@@ -337,6 +360,8 @@ def export(
     config = _config(folder)
     if into.exists():
         raise UserError(f"{into} exists already; choose another folder")
+    # Whatever may refuse comes before anything is made.
+    run, said = read_run(folder), read_statement(folder) if config.privacy is not None else None
     given = {"model": model, "algorithm": algorithm}
     refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "export")
     given_model = model is not None
@@ -353,8 +378,7 @@ def export(
         for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes along, and what it was trained on
             if (folder / name).exists():
                 shutil.copyfile(folder / name, partial / name)
-        said = read_statement(folder) if config.privacy is not None else None
-        text = card(read_run(folder), said, dataset.label_names, how_to, config.model.hub)
+        text = card(run, said, dataset.label_names, how_to, config.model.hub)
         write_atomically(partial / "README.md", text)
         partial.rename(into)
     except OSError as error:
@@ -384,7 +408,7 @@ def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, parti
     if local is not None and local.is_dir():
         # Loading by name alone works where the base has the same outputs; else it goes along, with them.
         home = str(local.resolve()) if outputs(local) == dataset.classes else None
-    save_adapter(model, base, Lora(**section.lora.model_dump()), home or str(into / "base"), partial)
+    save_adapter(model, base, section.lora, home or str(into / "base"), partial)
     if home is None:
         save_model(base, how, partial / "base")
     return loading("peft", into, auto_class(model))

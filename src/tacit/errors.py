@@ -6,4 +6,4 @@ class UserError(Exception):
 
 
 class Diverged(UserError):
-    """Training left the finite numbers; with a smaller rate it may not."""
+    """Training diverged: its numbers are infinite or not numbers; with a smaller learning rate it may not."""

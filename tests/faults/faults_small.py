@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import load_file
 
 import tacit
@@ -29,9 +30,9 @@ KINDS: dict[str, dict[str, Any]] = {
 """Runs without privacy, and those whose noise has a name, end with one model if nothing interrupts them."""
 
 
-def settings(kind: str, rounds: int = 4, **overrides: Any) -> tacit.Config:
-    """A run of a few rounds that takes a tenth of a second."""
-    values = {
+def values(kind: str, rounds: int = 4) -> dict[str, Any]:
+    """The config of a run of a few rounds that takes a tenth of a second."""
+    return {
         "rounds": rounds,
         "data": {"name": "x", "partition": {"kind": "iid", "clients": 12}},
         "model": {"name": "logistic"},
@@ -42,7 +43,25 @@ def settings(kind: str, rounds: int = 4, **overrides: Any) -> tacit.Config:
         "checkpoint": {"every": 1, "keep": 2},
         **KINDS[kind],
     }
-    return tacit.load(values, {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+def settings(kind: str, rounds: int = 4, **overrides: Any) -> tacit.Config:
+    return tacit.load(
+        values(kind, rounds), {key.replace("__", "."): value for key, value in overrides.items()}
+    )
+
+
+def records() -> tacit.Dataset:
+    """The same data for the `tacit` command: `data: {import: faults_small:records}`."""
+    return blobs(48)
+
+
+def recipe(kind: str, file: Path, rounds: int = 4, **sections: Any) -> Path:
+    """The same run as a file for the command."""
+    plain = values(kind, rounds) | sections
+    plain["data"] = {"import": "faults_small:records", "partition": {"kind": "iid", "clients": 12}}
+    file.write_text(yaml.safe_dump(plain), encoding="utf-8")
+    return file
 
 
 def run(kind: str, folder: Path, rounds: int = 4, **overrides: Any) -> tacit.Result:

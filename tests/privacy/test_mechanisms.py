@@ -25,6 +25,7 @@ from tacit.privacy import (
     FixedSizeGaussian,
     Poisson,
     PoissonGaussian,
+    SecureSum,
     Workload,
     epsilon,
     make_statement,
@@ -138,6 +139,7 @@ def test_every_mechanism_survives_being_written_down() -> None:
     made += [
         BltNoise(1.0, 1e-5, Clip(0.5), FixedSize(4), rounds=9, buffers=3),
         BandedNoise(1.0, 1e-5, Clip(0.5), Poisson(0.1), rounds=9, bands=4),
+        SecureSum(1.0, 1e-5, Clip(0.5), Poisson(0.1), threshold=0.8, colluding=0.2),
     ]
     assert {type(mechanism) for mechanism in made} == set(MECHANISMS.values())
     for mechanism in made:

@@ -23,6 +23,10 @@ class AdaDPS(Algorithm):
     eps: float = 1e-3
 
     @property
+    def needs_steps(self) -> bool:
+        return True
+
+    @property
     def needs_public(self) -> bool:
         return True
 
@@ -35,7 +39,7 @@ class AdaDPS(Algorithm):
     def uploads(self, layout: Layout) -> dict[str, int]:
         return {"delta": layout.shared, "v": layout.shared}
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, v = msg["theta"], msg["v"].clone()
         y = work.load(theta)
         for k, lr in enumerate(work.steps(), start=1):

@@ -1,7 +1,7 @@
 """What an algorithm is: a client part, a server part, and the vectors that travel between them.
 
 An algorithm is a frozen dataclass of hyper-parameters with pure functions on flat vectors. It keeps
-nothing: the server's state and a client's memory are dictionaries of named vectors that the caller
+nothing: the server's state and a client's state are dictionaries of named vectors that the caller
 carries, checkpoints and (where privacy asks for it) bounds and noises. It cannot tell whether its
 gradients are plain or private, nor on which engine it runs.
 """
@@ -28,7 +28,7 @@ class Work(Protocol):
         """The round's number, from 0."""
 
     @property
-    def travel(self) -> float:
+    def lr_sum(self) -> float:
         """The sum of the step sizes taken so far (K·η at a constant rate)."""
 
     @property
@@ -49,7 +49,7 @@ class Work(Protocol):
     def load(self, theta: Tensor) -> Tensor:
         """Copy `theta` into the model and return the model's own vector: change it in place to step."""
 
-    def load_personal(self, memory: Vectors) -> Tensor:
+    def load_personal(self, state: Vectors) -> Tensor:
         """Put the personal part a client remembers (or the initial one) into the model; its own vector."""
 
     def steps(self, epochs: int | None = None) -> Iterator[float]:
@@ -90,7 +90,7 @@ class Round(Protocol):
         """Expected share of the population in a cohort (S/N)."""
 
     @property
-    def travel(self) -> float:
+    def lr_sum(self) -> float:
         """K·η of this round: nominal local steps times the local step size."""
 
     def step(self, delta: Tensor) -> Tensor:
@@ -120,6 +120,14 @@ class Algorithm:
         return False
 
     @property
+    def needs_steps(self) -> bool:
+        """Whether a client or the server uses K, the number of local steps, beyond taking them.
+
+        With `local.epochs` it follows from the clients' sizes, which whoever protects clients must not tell.
+        """
+        return False
+
+    @property
     def own_server_rule(self) -> bool:
         """Whether the server part moves θ by a rule of its own, so that a server optimizer has no say."""
         return False
@@ -141,8 +149,8 @@ class Algorithm:
         """Names and lengths of what a client sends; anything else is refused."""
         return {"delta": layout.shared}
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
-        """Train on one client: from the message and its memory to its upload and its new memory."""
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        """Train on one client: from the message and its state to its upload and its new state."""
         raise NotImplementedError
 
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:

@@ -36,7 +36,7 @@ class FAFED(Algorithm):
     def uploads(self, layout: Layout) -> dict[str, int]:
         return {"delta": layout.shared, "m": layout.shared, "v": layout.shared}
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y, m, v = work.load(theta), msg["m"].clone(), msg["v"].clone()
         denominator = msg["v"].sqrt().add_(self.rho)

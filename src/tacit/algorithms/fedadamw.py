@@ -52,6 +52,10 @@ class FedAdamW(Algorithm):
     max_blocks: int = 0
     min_block: int = 1
 
+    @property
+    def needs_steps(self) -> bool:
+        return bool(self.alpha) or self.aggregate != "none"
+
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         state = {"theta": theta}
         if self.alpha:
@@ -64,7 +68,7 @@ class FedAdamW(Algorithm):
     def uploads(self, layout: Layout) -> dict[str, int]:
         return {"delta": layout.shared, **self._moments(layout)}
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, direction = msg["theta"], msg.get("direction")
         y, m, v = work.load(theta), self._start(msg, "m", work.layout), self._start(msg, "v", work.layout)
         v_age = work.steps_before if "v" in msg else self._implied_(v, m, work) if "m" in msg else 0
@@ -91,7 +95,7 @@ class FedAdamW(Algorithm):
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
         new = {"theta": round.step(mean["delta"])}
         if "direction" in state:
-            new["direction"] = mean["delta"] / -round.travel
+            new["direction"] = mean["delta"] / -round.lr_sum
         for name in state.keys() - new.keys():
             # Noise on an average can make a second moment negative; it is not.
             new[name] = mean[name].clamp(min=0) if name == "v" else mean[name]
@@ -138,7 +142,7 @@ class FedAdamWTheory(Algorithm):
     """FedAdamW as its proof has it (Algorithm 3): y −= η (α g ⊙ ϑ + (1 − α) Δ_G); θ −= γ Δ_G.
 
     β1 = 0 and λ = 0. Here α weighs the gradient, as in the paper. ϑ = 1/(√v̂ + ε), and v goes on from its
-    block means. `gamma` is in units of the travel Kη, so γ = 1 is θ += mean(Δ).
+    block means. `gamma` is in units of the summed rate Kη, so γ = 1 is θ += mean(Δ).
     """
 
     alpha: float = 0.5
@@ -148,6 +152,10 @@ class FedAdamWTheory(Algorithm):
     blocks: Kind = "architecture"
     max_blocks: int = 0
     min_block: int = 1
+
+    @property
+    def needs_steps(self) -> bool:
+        return True
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         size = len(self._blocks(layout))
@@ -159,7 +167,7 @@ class FedAdamWTheory(Algorithm):
     def uploads(self, layout: Layout) -> dict[str, int]:
         return {"delta": layout.shared, "v": len(self._blocks(layout))}
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, direction = msg["theta"], msg["direction"]
         parts = self._blocks(work.layout)
         y, v = work.load(theta), parts.spread(msg["v"])
@@ -173,7 +181,7 @@ class FedAdamWTheory(Algorithm):
 
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
         theta = round.step(mean["delta"] * self.gamma)
-        return {"theta": theta, "direction": mean["delta"] / -round.travel, "v": mean["v"].clamp(min=0)}
+        return {"theta": theta, "direction": mean["delta"] / -round.lr_sum, "v": mean["v"].clamp(min=0)}
 
     def _blocks(self, layout: Layout) -> Blocks:
         return blocks(layout, self.blocks, self.max_blocks, self.min_block)

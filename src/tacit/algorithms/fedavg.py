@@ -19,7 +19,7 @@ class FedAvg(Algorithm):
 
     momentum: float = 0.0
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y = work.load(theta)
         u = torch.zeros_like(y) if self.momentum else None

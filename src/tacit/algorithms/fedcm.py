@@ -17,13 +17,17 @@ class FedCM(Algorithm):
 
     alpha: float = 0.1
 
+    @property
+    def needs_steps(self) -> bool:
+        return True
+
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         return {"theta": theta, "direction": torch.zeros_like(theta)}
 
     def message(self, state: Vectors) -> Vectors:
         return {"theta": state["theta"], "direction": state["direction"]}
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, direction = msg["theta"], msg["direction"]
         y = work.load(theta)
         for lr in work.steps():
@@ -32,5 +36,5 @@ class FedCM(Algorithm):
         return {"delta": y - theta}, {}
 
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
-        direction = mean["delta"] / -round.travel
+        direction = mean["delta"] / -round.lr_sum
         return {"theta": round.step(mean["delta"]), "direction": direction}

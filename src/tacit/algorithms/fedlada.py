@@ -23,6 +23,10 @@ class FedLADA(Algorithm):
     beta2: float = 0.999
     eps: float = 1e-8
 
+    @property
+    def needs_steps(self) -> bool:
+        return True
+
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         return {"theta": theta, "v": torch.zeros_like(theta), "direction": torch.zeros_like(theta)}
 
@@ -32,7 +36,7 @@ class FedLADA(Algorithm):
     def uploads(self, layout: Layout) -> dict[str, int]:
         return {"delta": layout.shared, "v": layout.shared}
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, direction = msg["theta"], msg["direction"]
         y, m, v = work.load(theta), torch.zeros_like(theta), msg["v"].clone()
         for lr in work.steps():
@@ -44,6 +48,6 @@ class FedLADA(Algorithm):
         return {"delta": y - theta, "v": v}, {}
 
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
-        direction = mean["delta"] / -round.travel
+        direction = mean["delta"] / -round.lr_sum
         # Noise on a private average can make it negative; a second moment is not.
         return {"theta": round.step(mean["delta"]), "v": mean["v"].clamp(min=0), "direction": direction}

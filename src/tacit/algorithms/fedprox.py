@@ -14,7 +14,7 @@ class FedProx(Algorithm):
 
     mu: float = 0.01
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y = work.load(theta)
         for lr in work.steps():

@@ -31,7 +31,7 @@ class FedSAM(Algorithm):
     def batches(self) -> int:
         return 2 if self.rho and self.fresh else 1
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y = work.load(theta)
         u = torch.zeros_like(y) if self.momentum else None

@@ -28,7 +28,7 @@ class FedLayerwise(Algorithm):
     eps: float = 1e-6
     trust_coefficient: float = 1e-3
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y = work.load(theta)
         layers = [nn.Parameter(view, requires_grad=False) for _, view in work.layout.views(y)]

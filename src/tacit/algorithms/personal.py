@@ -35,8 +35,8 @@ class DP2FedSAM(Algorithm):
     def queries(self) -> int:
         return 2
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
-        phi, h = work.load(msg["theta"]), work.load_personal(memory)
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        phi, h = work.load(msg["theta"]), work.load_personal(state)
         u = torch.zeros_like(h)
         for _ in work.steps(self.head_epochs or None):
             u.mul_(self.momentum).add_(work.personal_gradient())

@@ -28,15 +28,15 @@ class Scaffold(Algorithm):
     def uploads(self, layout: Layout) -> dict[str, int]:
         return {"delta": layout.shared, "c": layout.shared}
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta, c = msg["theta"], msg["c"]
-        c_i = memory.get("c", torch.zeros_like(c))
+        c_i = state.get("c", torch.zeros_like(c))
         y = work.load(theta)
         for lr in work.steps():
             g = work.gradient()
             y.sub_(g.sub_(c_i).add_(c), alpha=lr)
         delta = y - theta
-        new_c_i = c_i - c - delta / work.travel
+        new_c_i = c_i - c - delta / work.lr_sum
         return {"delta": delta, "c": new_c_i - c_i}, {"c": new_c_i}
 
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:

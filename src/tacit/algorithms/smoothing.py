@@ -21,7 +21,7 @@ class FedAvgLS(Algorithm):
 
     sigma_ls: float = 1.0
 
-    def client(self, msg: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+    def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y = work.load(theta)
         for lr in work.steps():

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tacit.cli.audit import audit
+from tacit.cli.client import client
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.diagnose import drift, hessian
@@ -22,7 +23,8 @@ from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
 from tacit.cli.report import board, report
-from tacit.cli.users import test
+from tacit.cli.server import server
+from tacit.cli.test import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
 
@@ -285,6 +287,8 @@ app.command()(fit)
 app.command()(methods)
 app.command()(blocks)
 app.add_typer(corpus, name="corpus")
+app.add_typer(server, name="server")
+app.add_typer(client, name="client")
 
 
 class _Console(Console):
@@ -309,12 +313,15 @@ def _progress(console: Console) -> list[Any]:
 
 def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json: bool) -> None:
     from tacit.cli.compare import comparison
-    from tacit.cli.sweep import run_sweep
+    from tacit.cli.sweep import Bar
     from tacit.report.compare import find_runs, rows, to_json
+    from tacit.sweeps import play_sweep
 
     console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {escape(str(folder))}")
     try:
-        run_sweep(sweep, folder, console, jobs)
+        for task in play_sweep(sweep, folder, jobs, Bar(console)):
+            if task.diverged():
+                console.print(f"diverged: {escape(task.folder.name)}; its rounds so far are in the table")
     except KeyboardInterrupt:
         print(
             "tacit: stopped; every round that was finished is saved, the same command goes on",

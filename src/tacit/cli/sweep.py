@@ -1,254 +1,50 @@
-"""A sweep from the command line: many runs, side by side, with one progress display.
-
-As many runs go on at once as there are cores, each in a process with one thread. Finished runs are never run
-again and interrupted ones go on, so the same command continues a sweep that was stopped.
-"""
+"""How a sweep's progress looks in a terminal, and in a log."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-from tacit.errors import Diverged, UserError
 
-if TYPE_CHECKING:
-    from tacit.config.sweep import Point, Sweep
+class Bar:
+    """A bar in a terminal; elsewhere a line every half minute (a `tacit.sweeps.Watch`)."""
 
+    def __init__(self, console: Console) -> None:
+        self._console, self._said = console, time.monotonic()
+        self._bar: Progress | None = None
 
-DIVERGED = "diverged"
-"""Left in the folder of a run that came to no end: it is not tried again, and its rate not chosen."""
+    def start(self, title: str, runs: int, rounds: int) -> None:
+        columns = (
+            TextColumn(f"{title:<7}"),
+            BarColumn(16),
+            TextColumn("{task.fields[runs]}"),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._title, self._runs = title, runs
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._bar.start()
+        self._line: TaskID = self._bar.add_task(title, total=rounds, runs="")
 
+    def progress(self, runs: int, rounds: int) -> None:
+        assert self._bar is not None
+        self._bar.update(self._line, completed=rounds, runs=f"{runs}/{self._runs} runs,")
+        if not self._console.is_terminal and time.monotonic() - self._said > 30:
+            self._said = time.monotonic()
+            self._console.print(f"{self._title}: {runs}/{self._runs} runs done")
 
-@dataclass(frozen=True)
-class Task:
-    """One run of a sweep."""
-
-    folder: Path
-    point: Point
-    rounds: int
-
-    def finished(self) -> bool:
-        return (self.folder / "finished").exists() or self.diverged()
-
-    def diverged(self) -> bool:
-        return (self.folder / DIVERGED).exists()
-
-    def rounds_done(self) -> int:
-        try:
-            return (
-                self.rounds if self.finished() else (self.folder / "metrics.jsonl").read_bytes().count(b"\n")
-            )
-        except OSError:
-            return 0
-
-
-def run_sweep(sweep: Sweep, folder: Path, console: Console, jobs: int | None = None) -> Path:
-    """Tune, then run every point; returns the folder that `tacit compare` reads."""
-    from tacit.config.sweep import slug, without_seed
-
-    jobs = jobs or len(os.sched_getaffinity(0))
-    folder.mkdir(parents=True, exist_ok=True)
-    points = sweep.points
-    tuning: dict[str, list[Task]] = {}
-    keys: dict[str, list[str]] = {}
-    for point in points:
-        candidates = sweep.candidates(point)
-        if candidates:
-            name = slug(without_seed(point))
-            keys[name] = list(sweep.family(point).tune)
-            tuning[name] = [Task(folder / "tuning" / slug(c), c, sweep.config(c).rounds) for c in candidates]
-    if tuning:
-        everything = {task.folder: task for tasks in tuning.values() for task in tasks}
-        _run_all(sweep, list(everything.values()), console, "tuning", jobs)
-        chosen = {name: _best(tasks, keys[name]) for name, tasks in tuning.items()}
-        (folder / "tuned.json").write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
-        points = [{**p, **chosen.get(slug(without_seed(p)), {})} for p in points]
-    tasks = [Task(folder / slug(p), p, sweep.config(p).rounds) for p in points]
-    _run_all(sweep, tasks, console, "runs", jobs)
-    for task in tasks:
-        if task.diverged():
-            console.print(f"diverged: {escape(task.folder.name)}; its rounds so far are in the table")
-    return folder
-
-
-def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:
-    """The tuned values of the run that ended best on the validation records."""
-    from tacit.federation import read_metrics
-    from tacit.tasks import headline
-
-    tasks = [task for task in tasks if not task.diverged()]
-    if not tasks:
-        raise UserError(f"sweep.tune: all values of {', '.join(keys)} diverge; try lower ones")
-
-    def score(task: Task) -> float:
-        last = read_metrics(task.folder / "metrics.jsonl")[-1:]
-        for record in last:
-            metric = headline(record)
-            for name in (f"tuned_{metric.name}", f"personal_{metric.name}", metric.name):
-                if name in record and not math.isnan(record[name]):
-                    return metric.score(float(record[name]))
-        return float("-inf")
-
-    best = max(tasks, key=score)
-    return {key: best.point[key] for key in keys}
-
-
-def _refuse_other_settings(sweep: Sweep, tasks: Sequence[Task]) -> None:
-    """A folder that holds runs of other settings must not pass for the runs that are asked for."""
-    from tacit import config
-    from tacit.federation.checkpoint import CONFIG
-    from tacit.report.compare import differences
-
-    for task in tasks:
-        if not (task.folder / CONFIG).exists():
-            continue
-        there = config.load(task.folder / CONFIG, presets=False).model_dump(mode="json")
-        here = sweep.config(task.point).model_dump(mode="json")
-        if here["privacy"] and here["privacy"]["noise"] is None and there["privacy"]:
-            there["privacy"]["noise"] = None  # it was found for the budget, which is compared
-        changed = differences(there, here)
-        if changed:
-            raise UserError(
-                f"{task.folder} was run with other settings ({', '.join(changed)}); "
-                "choose another folder with --out, or remove this one"
-            )
-
-
-def _run_all(sweep: Sweep, tasks: Sequence[Task], console: Console, title: str, jobs: int) -> None:
-    _refuse_other_settings(sweep, tasks)
-    waiting = [task for task in tasks if not task.finished()]
-    if not waiting:
-        return
-    columns = (
-        TextColumn(f"{title:<7}"),
-        BarColumn(16),
-        TextColumn("{task.fields[runs]}"),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    said = time.monotonic()
-    # Processes that start afresh, not forks: a fork would inherit torch's threads in an unknown state.
-    context = get_context("spawn")
-    jobs = min(jobs, len(waiting))
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_with_parent)
-    futures: dict[str, Future[bool]] = {}
-
-    def feed() -> None:
-        # No more than can run: what a pool has queued it starts even after a Ctrl-C.
-        while waiting and sum(not future.done() for future in futures.values()) < jobs:
-            task = waiting.pop(0)
-            futures[task.folder.name] = pool.submit(play, sweep.base, task.point, str(task.folder))
-
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        line = bar.add_task(title, total=sum(task.rounds for task in tasks), runs="")
-        try:
-            with _deaf():  # processes started here inherit it; `play` listens while a run goes on
-                feed()
-            while not all(future.done() for future in futures.values()):
-                time.sleep(0.2)
-                # What fails one run (data that is missing, say) would fail the others too.
-                if not any(map(_interrupted, futures.values())) and not any(map(_failed, futures.values())):
-                    feed()
-                done = sum(task.finished() for task in tasks)
-                bar.update(
-                    line, completed=sum(t.rounds_done() for t in tasks), runs=f"{done}/{len(tasks)} runs,"
-                )
-                if not console.is_terminal and time.monotonic() - said > 30:
-                    said = time.monotonic()
-                    console.print(f"{title}: {done}/{len(tasks)} runs done")
-        except BrokenProcessPool:
-            pass  # the futures say which run it was
-        finally:
-            pool.shutdown(cancel_futures=True)  # runs under way finish their round and save
-    _refuse_failures(futures)
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C does nothing meanwhile."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _interrupted(future: Future[bool]) -> bool:
-    return future.done() and future.exception() is None and not future.result()
-
-
-def _failed(future: Future[bool]) -> bool:
-    return future.done() and future.exception() is not None
-
-
-def _refuse_failures(futures: Mapping[str, Future[bool]]) -> None:
-    failed = {name: error for name, future in futures.items() if (error := future.exception()) is not None}
-    if failed:
-        name, error = next(iter(failed.items()))
-        raise UserError(f"{len(failed)} of {len(futures)} runs failed; the first, {name}: {error}")
-    if any(map(_interrupted, futures.values())):
-        raise KeyboardInterrupt
-
-
-def _leave_with_parent() -> None:
-    """A sweep that was killed must not leave processes behind that wait for work for ever."""
-
-    def watch() -> None:
-        parent = parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
-    """One run of a sweep, in a process of its own; whether it came to its end.
-
-    To diverge is an end too: a rate that is too large for one method may be in the grid for another.
-    """
-    from tacit import api
-    from tacit.federation.checkpoint import CONFIG
-
-    folder = Path(folder_name)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        if (folder / CONFIG).exists():
-            result = api.resume(folder)
-        else:
-            result = api.run(api.load(base, {**point, "engine": {"workers": 0}}), folder)
-    except KeyboardInterrupt:  # before the first round; later ones finish and save
-        return False
-    except Diverged:
-        (folder / DIVERGED).touch()
-        return True
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if result.finished:
-        (folder / "finished").touch()
-    return result.finished
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -23,21 +23,23 @@ from tacit.config.schema import (
     Iid,
     Natural,
     NoiseStatedOn,
+    Owners,
     Server,
-    build_schedule,
 )
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
-from tacit.engine import DirectoryStates, Job, Local, Tune
+from tacit.deploy import FlowerSettings, Looks, Roster
+from tacit.deploy import Owners as OwnersPopulation
+from tacit.deploy.states import RemoteStates
+from tacit.engine import ClientStates, DirectoryStates, Job, Local
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
-from tacit.models.trained import Lora, adapt, half_frozen, train_only
-from tacit.optimizers import Within
-from tacit.privacy import MECHANISMS, Clip, FixedSize, Mechanism, Poisson, Sampling
+from tacit.models.lora import adapt, half_frozen, train_only
+from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
 LANGUAGE = "language"
@@ -75,6 +77,8 @@ def build_population(config: Config, dataset: Dataset) -> Population:
     _, private = split_public(config, dataset)
     rng = randomness.generator(config.seed, "partition")
     kind = config.data.partition
+    if isinstance(kind, Owners):
+        return _owners(config, kind, dataset)
     if isinstance(kind, Iid):
         parts = partition.iid(len(private), kind.clients, rng)
     elif isinstance(kind, Dirichlet | ClassesPerClient):
@@ -100,6 +104,22 @@ def build_population(config: Config, dataset: Dataset) -> Population:
     )
 
 
+def _owners(config: Config, kind: Owners, dataset: Dataset) -> Population:
+    """The clients of a federation of real ones, as its server knows them."""
+    if not isinstance(config.engine, FlowerSettings):
+        raise UserError(
+            "data.partition: owners have their records on their own machines; reach them with engine: "
+            "{kind: flower, federation: DIR}"
+        )
+    if config.data.holdout or config.data.validation or config.evaluate.clients:
+        raise UserError(
+            "data.holdout, data.validation and evaluate.clients are about clients' own records, which stay "
+            "with their owners; leave them out"
+        )
+    roster = Roster.read(Path(config.engine.federation).expanduser()).first(kind.clients)
+    return OwnersPopulation(roster, Looks(dataset.shape, dataset.classes, dataset.label_names))
+
+
 def validation_records(population: Population, dataset: Dataset) -> Records:
     """Records to choose settings by: every client's validation split together, or else the data set's own."""
     if not population.validation and dataset.validation is not None:
@@ -120,7 +140,7 @@ def build_model(config: Config, dataset: Dataset, weights: bool = True) -> nn.Mo
         if section.start is not None and weights:
             start_from(model, section.start)
         if section.lora is not None:
-            adapt(model, Lora(**section.lora.model_dump()))
+            adapt(model, section.lora)
         if section.frozen != "float32":
             half_frozen(model)
     refuse_tokens(model, dataset)
@@ -179,11 +199,15 @@ def build_job(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    population: Population | None = None,
 ) -> Job:
     """What the workers need; any part can be given as an object instead of by name."""
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
-    population = build_population(config, dataset)
+    population = population or build_population(config, dataset)
+    states: ClientStates = DirectoryStates(folder / STATES)
+    if isinstance(population, OwnersPopulation):
+        states = RemoteStates(folder / STATES)
     validating = config.evaluate.split == "validation"
     if validating and not config.data.validation and dataset.validation is None:
         raise UserError("evaluate.split: no record is held out to validate on; set data.validation to 0.1")
@@ -203,7 +227,7 @@ def build_job(
         algorithm=algorithm,
         local=local,
         seed=config.seed,
-        states=DirectoryStates(folder / STATES),
+        states=states,
         evaluation_batch=config.evaluate.batch,
         layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local),
@@ -249,10 +273,8 @@ def build_local(config: Config, dataset: Dataset) -> Local:
                 "long it is; set local.batch"
             )
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
-    within = None if section.within is None else Within(**section.within.model_dump())
-    return Local(
-        batch, section.steps, section.epochs, section.weight_decay, section.clip, section.seconds, within
-    )
+    steps, epochs, decay = section.steps, section.epochs, section.weight_decay
+    return Local(batch, steps, epochs, decay, section.clip, section.seconds, section.within)
 
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
@@ -272,12 +294,34 @@ def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
             "evaluate.layers: exact norms of protected clients' updates are outside any guarantee; leave it "
             "out, or set privacy.entropy to seed, which makes the run a simulation"
         )
+    if algorithm.needs_steps and privacy is not None and privacy.unit == "client" and not config.local.steps:
+        raise UserError(
+            f"local.epochs: {config.method.name} uses the number of local steps, which would tell of "
+            "the protected clients' sizes; set local.steps instead"
+        )
+    if privacy is not None and privacy.metrics is not None and privacy.entropy == "os":
+        _refuse_exact(config)
     if algorithm.needs_public and not config.data.public:
         raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
     if algorithm.personal_part and config.privacy is not None and config.privacy.unit == "example":
         raise UserError(
             f"privacy.unit: {config.method.name} trains a personal part in a pass of its own, which example-"
             "level accounting does not cover; use unit: client"
+        )
+
+
+def _refuse_exact(config: Config) -> None:
+    """Other ways to exact numbers about protected records, where private metrics were asked for."""
+    assert config.privacy is not None
+    if config.evaluate.clients:
+        instead = ", set privacy.metrics.accuracy" if config.privacy.unit == "client" else ""
+        raise UserError(
+            f"evaluate.clients: with privacy.metrics nothing exact is told of clients; leave it out{instead}"
+        )
+    if config.evaluate.split == "validation" and config.data.validation:
+        raise UserError(
+            "evaluate.split: with privacy.metrics nothing exact is told of clients, and the validation "
+            "records are theirs; judge by the test set"
         )
 
 
@@ -306,15 +350,15 @@ def build_settings(config: Config) -> Settings:
     return Settings(
         rounds=config.rounds,
         lr=config.local.lr,
-        lr_schedule=build_schedule(config.local.schedule, config.rounds),
+        lr_schedule=config.local.schedule.over(config.rounds),
         server_optimizer=config.server.optimizer,
         server_lr=config.server.lr,
-        server_schedule=build_schedule(config.server.schedule, config.rounds),
+        server_schedule=config.server.schedule.over(config.rounds),
         server_options=config.server.options,
         weighted=config.weights == "examples",
         evaluate_every=config.evaluate.every,
         evaluate_clients=config.evaluate.clients,
-        tune=None if config.evaluate.tune is None else Tune(**config.evaluate.tune.model_dump()),
+        tune=config.evaluate.tune,
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
         engine=config.engine,
@@ -340,7 +384,15 @@ def build_privacy(
     options: dict[str, Any] = {} if section.noise_at == "server" else {"noise_at": section.noise_at}
     if section.adaptive is not None:
         options |= section.adaptive.model_dump()
-    kind = section.unit if section.adaptive is None else "adaptive-clip"
+    kind: str = section.unit if section.adaptive is None else "adaptive-clip"
+    if section.aggregation == "secure":
+        if section.unit == "example" or section.adaptive is not None or section.mechanism is not None:
+            raise UserError(
+                "privacy.aggregation: secure is for whole clients, with independent noise and one clipping "
+                "norm; set unit: client, and leave out privacy.adaptive and privacy.mechanism"
+            )
+        shares = {"threshold": section.threshold, "colluding": section.colluding}
+        kind, options = "secure", options | {name: v for name, v in shares.items() if v is not None}
     if section.mechanism is not None:
         if section.adaptive is not None:
             raise UserError(
@@ -355,13 +407,20 @@ def build_privacy(
             "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
             "level each client noises its own gradients: leave them out, or set unit: client"
         )
+    metrics = section.metrics
+    if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):
+        raise UserError(
+            "privacy.metrics.accuracy: it is of whole clients on test records of their own; set unit: client "
+            "and data.holdout to 0.1, or leave it out"
+        )
     mechanism = MECHANISMS[kind](
         noise=1.0 if section.noise is None else section.noise,
         delta=section.delta,
-        clip=Clip(section.clip.bound, section.clip.per, section.clip.mode),
+        clip=section.clip,
         sampling=build_sampling(config, len(population)),
         epsilon=section.epsilon,
         entropy=section.entropy,
+        metrics=metrics,
         **options,
     )
     if section.noise is None:

@@ -147,4 +147,4 @@ def build_augment(config: Config, dataset: Dataset) -> Augment | None:
         return None
     if len(dataset.shape) != 3:
         raise UserError(f"data.augment: {dataset.name} is no set of pictures; leave it out")
-    return Augment(section.crop, section.flip)
+    return section

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -25,9 +26,14 @@ from pydantic import (
 )
 
 from tacit.config.imports import as_name
-from tacit.engine import ENGINES, AutoSettings, EngineSettings
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step, Warmup
+from tacit.data.augment import Augment
+from tacit.deploy import FlowerSettings
+from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
+from tacit.models.lora import Lora
+from tacit.optimizers.schedules import AnySchedule, Constant, Within
+from tacit.privacy.clipping import Clip
 from tacit.privacy.conventions import to_sum
+from tacit.privacy.metrics import Metrics
 from tacit.section import Section
 
 
@@ -66,7 +72,17 @@ class Natural(Section):
     """
 
 
-Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural, Field(discriminator="kind")]
+class Owners(Section):
+    """Records stay with their owners, the first so many of the federation's roster (`engine.kind: flower`).
+
+    The data section then describes what the server has: records to test on, and how they are prepared.
+    """
+
+    kind: Literal["owners"]
+    clients: PositiveInt
+
+
+Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural | Owners, Field(discriminator="kind")]
 
 
 class Named(BaseModel):
@@ -86,16 +102,6 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-class LoraSettings(Section):
-    """Train low-rank factors beside frozen layers, and the output layers; see `tacit.models.trained`."""
-
-    rank: PositiveInt = 16
-    alpha: PositiveFloat = 32.0
-    targets: tuple[str, ...] = ("query", "value")
-    """Layers by the last part of their names; query, key and value are found under any of their names."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-
-
 class Model(BaseModel):
     """The network: `name` or `import` (other keys are options), `hub` or `config`; a bare name is a name."""
 
@@ -110,7 +116,7 @@ class Model(BaseModel):
     """Weights to begin with: a run (`tacit pretrain`), a .safetensors file, or a folder with one."""
     public: bool = False
     """What `start` was trained on needs no protection, although some of it may be in this run too."""
-    lora: LoraSettings | None = None
+    lora: Lora | None = None
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
     frozen: Literal["float32", "bf16", "4bit"] = "float32"
@@ -152,15 +158,6 @@ class Normalise(Section):
 
     mean: Annotated[tuple[float, ...], Field(min_length=1)]
     std: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
-
-
-class Augment(Section):
-    """Random changes to training pictures."""
-
-    crop: Annotated[int, Field(ge=0)] = 0
-    """Black pixels added on every side before a part of the old size is cut out at random."""
-    flip: bool = False
-    """Mirror half of the pictures, left to right."""
 
 
 class SpeechData(Section):
@@ -247,85 +244,6 @@ class Data(Section):
         return (value,) if isinstance(value, str) else value
 
 
-class AfterWarmup(Section):
-    """What every schedule over rounds can begin with."""
-
-    warmup: Annotated[int, Field(ge=0)] = 0
-    """Rounds of a linear rise at the start."""
-
-
-class ConstantSchedule(AfterWarmup):
-    kind: Literal["constant"] = "constant"
-
-
-class CosineSchedule(AfterWarmup):
-    """Half a cosine over all rounds, from 1 down to `floor`."""
-
-    kind: Literal["cosine"]
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-
-class ExponentialSchedule(AfterWarmup):
-    """Constant until round `start`, then × `rate` every `every` rounds, smoothly."""
-
-    kind: Literal["exponential"]
-    rate: Annotated[float, Field(gt=0, le=1)]
-    every: PositiveInt
-    start: Annotated[int, Field(ge=0)] = 0
-
-
-class PerRoundSchedule(AfterWarmup):
-    """× `factor` every round."""
-
-    kind: Literal["factor"]
-    factor: Annotated[float, Field(gt=0, le=1)]
-
-
-class StepSchedule(AfterWarmup):
-    """Constant until round `start`, then × `factor`, and again every `every` rounds."""
-
-    kind: Literal["step"]
-    factor: Annotated[float, Field(gt=0, le=1)] = 0.5
-    every: PositiveInt
-    start: Annotated[int, Field(ge=0)] = 0
-
-
-AnySchedule = Annotated[
-    ConstantSchedule | CosineSchedule | ExponentialSchedule | PerRoundSchedule | StepSchedule,
-    Field(discriminator="kind"),
-]
-
-
-def build_schedule(schedule: AnySchedule, rounds: int) -> Schedule:
-    """The schedule as a function from the round's number to a factor."""
-    whole = _without_warmup(schedule, rounds)
-    return Warmup(schedule.warmup, whole) if schedule.warmup else whole
-
-
-def _without_warmup(schedule: AnySchedule, rounds: int) -> Schedule:
-    match schedule:
-        case CosineSchedule(floor=floor):
-            return Cosine(rounds, floor)
-        case ExponentialSchedule(rate=rate, every=every, start=start):
-            return Exponential(rate, every, start)
-        case PerRoundSchedule(factor=factor):
-            return PerRound(factor)
-        case StepSchedule(factor=factor, every=every, start=start):
-            return Step(factor, every, start)
-        case _:
-            return Constant()
-
-
-class WithinRound(Section):
-    """The rate's shape over a round's local steps, on top of `local.schedule`: a linear rise, then half a
-    cosine.
-    """
-
-    cosine: bool = False
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    warmup: Annotated[int, Field(ge=0)] = 0
-
-
 class Cohort(Section):
     """How many clients take part in a round; a bare number is short for a cohort of that size."""
 
@@ -356,8 +274,8 @@ class LocalTraining(Section):
     """λ of an L2 term on each gradient; AdamW methods have a decoupled one of their own."""
     clip: PositiveFloat | None = None
     """Largest norm of a step's gradient (for stability; privacy has a clip of its own)."""
-    schedule: AnySchedule = ConstantSchedule()
-    within: WithinRound | None = None
+    schedule: AnySchedule = Constant()
+    within: Within | None = None
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -375,7 +293,7 @@ class Server(BaseModel):
 
     optimizer: str = "sgd"
     lr: PositiveFloat = 1.0
-    schedule: AnySchedule = ConstantSchedule()
+    schedule: AnySchedule = Constant()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -398,22 +316,7 @@ class Pretraining(BaseModel):
     optimizer: str = "lars"
     clip: PositiveFloat | None = 1.0
     """Largest norm of a step's gradient."""
-    schedule: AnySchedule = ConstantSchedule()
-
-
-class Clipping(Section):
-    """The bound on what one unit can change; a bare number is short for one global bound."""
-
-    bound: PositiveFloat
-    per: Literal["global", "uniform", "dim"] = "global"
-    """One bound for everything, or one for each layer: equal, or growing with the layer's dimension."""
-    mode: Literal["clip", "normalize"] = "clip"
-    """Only ever shrink, or rescale each layer to exactly its bound once the whole exceeds its own."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_bound(cls, value: Any) -> Any:
-        return {"bound": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+    schedule: AnySchedule = Constant()
 
 
 class AdaptiveClipping(Section):
@@ -473,13 +376,22 @@ class LargerPopulation(Section):
     """Of the larger federation; left out, the run's own."""
 
 
+def _bare_bound(value: Any) -> Any:
+    return {"bound": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _bare_true(value: Any) -> Any:
+    return {} if value is True else value
+
+
 class PrivacySettings(Section):
     """Turns any method into its private version."""
 
     unit: Literal["client", "example"]
     """What is protected: all of a client's data, or each single record."""
     delta: Annotated[float, Field(gt=0, lt=1)]
-    clip: Clipping
+    clip: Annotated[Clip, BeforeValidator(_bare_bound)]
+    """The clipping norm; a bare number is short for one global bound."""
     noise: NonNegativeFloat | NoiseStatedOn | None = None
     """Noise multiplier σ; left out, it is the smallest that keeps all rounds within `epsilon`.
 
@@ -488,11 +400,22 @@ class PrivacySettings(Section):
     epsilon: PositiveFloat | None = None
     """The budget: the run stops before it would be exceeded."""
     noise_at: Literal["server", "clients"] = "server"
+    aggregation: Literal["plain", "secure"] = "plain"
+    """`secure`: the server sees masked uploads and their sum, and clients make the noise (client level)."""
+    threshold: Annotated[float, Field(gt=0.5, le=1)] | None = None
+    """Secure aggregation: the share of a cohort that must stay to a round's end; left out, two thirds."""
+    colluding: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Secure aggregation: the share of a cohort that may collude with the server; left out, a tenth."""
     entropy: Literal["os", "seed"] = "os"
     """Where coins and noise come from: the operating system, or the run's seed (a simulation, no claim)."""
     adaptive: AdaptiveClipping | None = None
     mechanism: CorrelatedNoise | None = None
     """At client level: correlated noise instead of independent noise on Poisson or fixed-size cohorts."""
+    metrics: Annotated[Metrics | None, BeforeValidator(_bare_true)] = None
+    """Private metrics instead of exact ones, which no guarantee covers; `true` is short for the defaults.
+
+    At example level metrics are made of private gradients and cost nothing, and losses are left out.
+    """
     extrapolate: tuple[LargerPopulation, ...] = ()
     """Also say what ε would be with more clients, at the same noise on the average; no claim of the run."""
 
@@ -509,18 +432,11 @@ class PrivacySettings(Section):
     def _noise_or_budget(self) -> Self:
         if self.noise is None and self.epsilon is None:
             raise ValueError("give privacy.noise, or privacy.epsilon to have the noise found for it")
+        if self.aggregation == "plain" and (self.threshold, self.colluding) != (None, None):
+            raise ValueError(
+                "threshold and colluding are of `aggregation: secure`; add it, or leave them out"
+            )
         return self
-
-
-class Tuning(Section):
-    """Local fine-tuning for a client itself (the -FT methods); nothing of it is sent.
-
-    The defaults are ours: paper 002 says only that the server's model is fine-tuned locally.
-    """
-
-    epochs: PositiveInt = 2
-    lr: PositiveFloat = 0.005
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Evaluation(Section):
@@ -540,7 +456,7 @@ class Evaluation(Section):
 
     They are exact: refused under client-level privacy, except in a simulation (`privacy.entropy: seed`).
     """
-    tune: Tuning | None = None
+    tune: Tune | None = None
     """Also test these clients after each has trained the model on its own records, for itself alone.
 
     It starts from the server's model of that round, so one run gives a method's curve and that of its -FT
@@ -565,11 +481,12 @@ def _engine_kind(value: Any) -> str | None:
     return value.get("kind", "auto") if isinstance(value, Mapping) else getattr(value, "kind", None)
 
 
+KINDS: dict[str, type[Section]] = {**ENGINES, "flower": FlowerSettings}
 if TYPE_CHECKING:
     EngineChoice = EngineSettings
 else:
     EngineChoice = Annotated[
-        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in ENGINES.items())),
+        reduce(or_, (Annotated[section, Tag(kind)] for kind, section in KINDS.items())),
         Discriminator(_engine_kind),
     ]
     """Where clients run: speed only. None of it can change a result, except `threads` in the last bits."""

@@ -14,27 +14,31 @@ guarantee for examples it is (see `Worker`), like every other coin.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from tacit import randomness
 from tacit.data.records import Batch
+from tacit.section import section
 
 Key = int | Callable[[int, int, NDArray[np.int64]], NDArray[np.uint64]]
 """What names a client's coins: a number, or a function of step, purpose and place to 64 secret bits each."""
 
 
-@dataclass(frozen=True)
+@section
 class Augment:
     """Cut pictures out of a black margin of `crop` pixels, and mirror half of them (`flip`)."""
 
-    crop: int = 0
+    crop: Annotated[int, Field(ge=0)] = 0
+    """Black pixels added on every side before a part of the old size is cut out at random."""
     flip: bool = False
+    """Mirror half of the pictures, left to right."""
 
     def __call__(self, batch: Batch, rows: NDArray[np.int64], step: int, key: Key) -> Batch:
         """The batch in storage form with its `x` changed; `rows`: each record's place with its client."""

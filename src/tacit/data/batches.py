@@ -1,7 +1,7 @@
 """Which of a client's n records make up each batch, and the batches themselves.
 
 `epochs`, `steps` and `by_seconds` yield positions in 0…n-1; the caller owns the generator, so a client's
-batches depend on its own name and nothing else. `gather` turns positions into what a model eats.
+batches depend on its own name and nothing else. `gather` turns positions into model inputs.
 
 >>> rng = np.random.default_rng(0)
 >>> [len(batch) for batch in epochs(10, 4, 2, rng)]

@@ -2,7 +2,7 @@
 
 A record is whatever one person contributed once: a picture, a sentence. `take` copies records out in their
 storage form (pixels stay uint8, so a message or a cache is four times smaller); `prepare` turns a batch into
-what a model eats, and is cheap enough to be called on every batch, on any device.
+the model's inputs, and is cheap enough to be called on every batch, on any device.
 
 >>> records = ArrayRecords(np.full((3, 1, 2, 2), 255, np.uint8), [7, 8, 9], mean=0.5, std=0.5)
 >>> batch = records.take(np.array([2, 0]))

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from tacit.engine.states import NONE
 from tacit.privacy.bounding import Bounding
+from tacit.section import section
 from tacit.vector import Vectors
 
 SHARDS, SHARD = 16, 8
@@ -44,12 +46,17 @@ class Order:
     """Client-level privacy: what is done to everything a client sends, taken together."""
 
 
-class Tune(NamedTuple):
-    """Local fine-tuning before a client's own evaluation: epochs of SGD over all parameters."""
+@section
+class Tune:
+    """Local fine-tuning for a client itself (the -FT methods): epochs of SGD over all parameters.
 
-    epochs: int
-    lr: float
-    momentum: float = 0.0
+    Nothing of it is sent. The defaults are ours: paper 002 says only that the server's model is fine-tuned
+    locally.
+    """
+
+    epochs: PositiveInt = 2
+    lr: PositiveFloat = 0.005
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 class Visit(NamedTuple):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol
 
@@ -184,17 +183,14 @@ class PrivateGradients:
         clip = self.mechanism.clip
         bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
         self.masks()
-        here = flat.grad.device.type == "cpu"
-        ahead = None if here else _beside().submit(self._draws, flat.grad.numel())
+        noise = self.mechanism.ahead(
+            flat.grad.numel(), self.noise, self.expected_batch, flat.grad.device.type != "cpu"
+        )
         losses = self._sum(flat, parts, task, bound, scale)
         if self.model is not None:
             self.model.refuse_changes()
-        draws = None if ahead is None else ahead.result()
-        self.mechanism.privatize_(flat.grad, self.noise, self.expected_batch, draws)
+        self.mechanism.privatize_(flat.grad, noise, self.expected_batch)
         return losses
-
-    def _draws(self, dimension: int) -> NDArray[np.int64]:
-        return self.mechanism.draws(dimension, self.noise, self.expected_batch)
 
     def _sum(self, flat: Flat, parts: list[Batch], task: Task, bound: Any, scale: Tensor | None) -> Tensor:
         """Leave Σ_j clip(g_j) over all parts in `flat.grad`; each part's mean loss for its records."""
@@ -211,12 +207,6 @@ class PrivateGradients:
         if total is not None:
             flat.grad.copy_(total)
         return torch.cat(found)
-
-
-@lru_cache(maxsize=1)
-def _beside() -> ThreadPoolExecutor:
-    """A thread that draws noise on the host while a device computes gradients."""
-    return ThreadPoolExecutor(1, thread_name_prefix="noise")
 
 
 def workload(population: Population, local: Local, algorithm: Algorithm, seed: int) -> Workload:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tacit.errors import UserError
+from tacit.reading import read_bytes
 from tacit.vector import Vectors
 
 STATES = "client-states"
@@ -91,7 +92,7 @@ class DirectoryStates:
         file = self.file(client, version)
         if not file.exists():
             raise ValueError(f"{file} is missing")
-        return blake2b(file.read_bytes(), digest_size=16).hexdigest()
+        return blake2b(read_bytes(file), digest_size=16).hexdigest()
 
     def sync(self, versions: Mapping[int, str]) -> None:
         folders: set[Path] = {self.root} if versions else set()

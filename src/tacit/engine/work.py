@@ -60,7 +60,7 @@ class LocalWork:
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
         self._round_decay = order.decay
-        self.travel = 0.0
+        self.lr_sum = 0.0
         self.count = 0
         self.examples = len(indices)
         self._nominal = order.steps
@@ -119,9 +119,9 @@ class LocalWork:
         y.copy_(theta)
         return y
 
-    def load_personal(self, memory: Vectors) -> Tensor:
+    def load_personal(self, state: Vectors) -> Tensor:
         h = self._flat.personal
-        h.copy_(memory.get("personal", self._initial_personal))
+        h.copy_(state.get("personal", self._initial_personal))
         return h
 
     def steps(self, epochs: int | None = None) -> Iterator[float]:
@@ -138,7 +138,7 @@ class LocalWork:
             step += 1
             self.count += 1
             self.decay = self._round_decay * factor
-            self.travel += self._lr * factor
+            self.lr_sum += self._lr * factor
             yield self._lr * factor
 
     def gradient(self, fresh: bool = False, scale: Tensor | None = None) -> Tensor:

@@ -1,6 +1,8 @@
 """The round loop, its checkpoints and its trackers."""
 
-from tacit.federation.loop import Federation, Result, Settings
+from tacit.federation.result import Result
+from tacit.federation.run import Federation
+from tacit.federation.server import Settings
 from tacit.federation.tracking import Record, TensorBoard, Tracker, read_metrics
 
 __all__ = [

@@ -24,7 +24,6 @@ from dataclasses import fields, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.privacy import (
@@ -37,6 +36,7 @@ from tacit.privacy import (
     Ids,
     Workload,
 )
+from tacit.privacy.ahead import Drawn
 from tacit.privacy.audit import Bools, Floats
 from tacit.privacy.matrices import dense
 from tacit.privacy.mechanisms.base import State
@@ -238,14 +238,12 @@ class WatchedExamples(ExampleLevel):
             watch.drawn([int(i) for i in drawn if watch.inside[i]])
             yield rows[~np.isin(rows, canaries)]
 
-    def privatize_(
-        self, gradients: Tensor, bits: Bits, batch: float, draws: NDArray[np.int64] | None = None
-    ) -> Tensor:
+    def privatize_(self, gradients: Tensor, bits: Bits | Drawn, batch: float) -> Tensor:
         watch = self.watch
         others = gradients.double()
         for canary in watch.asked():
             gradients[watch.places[canary]] += watch.values[canary].float()
-        super().privatize_(gradients, bits, batch, draws)
+        super().privatize_(gradients, bits, batch)
         for canary in watch.own():
             places = watch.places[canary]
             seen = gradients[places].double() * batch - others[places]

@@ -22,8 +22,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tacit.engine import BUFFERS, ClientStates
+from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation.files import digest, sealed, sync, unsealed, write_atomically
+from tacit.reading import read_bytes, read_text
 from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
 
 VECTORS, FACTS = "state.safetensors", "state.json"
@@ -75,7 +77,7 @@ def _remove(place: Path) -> None:
 
 def tidy(run: Path) -> None:
     """Remove what a killed run was just writing. Only for who holds the run's lock."""
-    for left in [*run.glob("*.partial"), *run.glob("ledger.jsonl.*"), *run.glob("memory/**/*.partial")]:
+    for left in [*run.glob("*.partial"), *run.glob("ledger.jsonl.*"), *run.glob(f"{STATES}/**/*.partial")]:
         left.unlink(missing_ok=True)
     for left in run.glob("checkpoint/*.partial"):
         shutil.rmtree(left, ignore_errors=True)
@@ -131,10 +133,29 @@ def newest(
 
 def read_facts(place: Path) -> Facts:
     """A checkpoint's manifest; ValueError if it is damaged or belongs elsewhere."""
-    facts = unsealed((place / FACTS).read_text(encoding="utf-8"))
+    facts = unsealed(read_text(place / FACTS))
+    _refuse_odd(facts)
     if int(place.name) != facts["round"]:
         raise ValueError(f"it is of round {facts['round']}")
     return facts
+
+
+def _refuse_odd(facts: Facts) -> None:
+    """ValueError for a manifest that holds what no manifest does, though its hash is right."""
+    parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending", "seen")
+    kinds = {"round": int, "sha256": str} | dict.fromkeys(parts, dict)
+    inner = {"versions": str, "states": str, "belongs": str}
+    ledger = {"charges": int, "head": str}
+    known = {"metrics": {"bytes": int, "sha256": str}, "spending": ledger, "seen": ledger}
+    for name, kind in kinds.items():
+        value = facts.get(name, kind())
+        odd = type(value) is not kind
+        odd = odd or (name in inner and any(type(v) is not inner[name] for v in value.values()))
+        odd = odd or (name in ("versions", "states") and not all(map(str.isdecimal, value)))
+        if not odd and name in known and value:
+            odd = {key: type(v) for key, v in value.items()} != known[name]
+        if odd:
+            raise ValueError(f"{name} is not what a checkpoint has there")
 
 
 def belongings(run: Path) -> dict[str, str]:
@@ -144,7 +165,7 @@ def belongings(run: Path) -> dict[str, str]:
     """
     found = {}
     if (run / CONFIG).exists():
-        lines = (run / CONFIG).read_text(encoding="utf-8").splitlines()
+        lines = read_text(run / CONFIG).splitlines()
         kept = [line for line in lines if not line.startswith(("rounds:", "#"))]
         found[CONFIG] = sha256("\n".join(kept).encode()).hexdigest()
     if (run / LINEAGE).exists():
@@ -166,7 +187,7 @@ def refuse_other_files(run: Path, facts: Facts) -> None:
 def metrics_match(file: Path, facts: Facts) -> bool:
     """Whether a run's metrics begin with those that a checkpoint was saved with."""
     saved = facts["metrics"]
-    kept = file.read_bytes()[: saved["bytes"]]
+    kept = read_bytes(file)[: saved["bytes"]]
     return bool(len(kept) == saved["bytes"] and sha256(kept).hexdigest() == saved["sha256"])
 
 

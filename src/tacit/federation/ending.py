@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tacit.federation.files import write_atomically
+from tacit.errors import UserError
+from tacit.federation.files import sealed, unsealed, write_atomically
+from tacit.reading import read_text
 
 RESULT = "result.json"
 
@@ -23,11 +24,15 @@ class Ending:
 
 
 def write_ending(folder: Path, ending: Ending) -> None:
-    write_atomically(folder / RESULT, json.dumps(asdict(ending), ensure_ascii=False) + "\n")
+    write_atomically(folder / RESULT, sealed(asdict(ending)))
 
 
 def read_ending(folder: Path) -> Ending | None:
+    """How a run ended; None of one that was killed before that: its metrics say how far it came."""
+    file = folder / RESULT
     try:
-        return Ending(**json.loads((folder / RESULT).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None  # its metrics say how far it came
+        return Ending(**unsealed(read_text(file)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is damaged ({error}); `tacit resume {folder}` writes it anew") from None

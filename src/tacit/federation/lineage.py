@@ -20,6 +20,7 @@ from tacit.federation.statements import LEDGER, read_ledger
 from tacit.privacy import Carried, Charge, Header, Part, replay
 from tacit.privacy.events import plain_event, read_event
 from tacit.privacy.ledger import Contents
+from tacit.reading import read_text
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ def write_lineage(folder: Path, data: Identity, ancestors: Sequence[Ancestor]) -
 def read_lineage(folder: Path) -> tuple[Identity, list[Ancestor]]:
     """The data of a run, and the runs before it."""
     try:
-        plain = unsealed((folder / LINEAGE).read_text(encoding="utf-8"))
+        plain = unsealed(read_text(folder / LINEAGE))
         return Identity.from_json(plain["data"]), [_read(ancestor) for ancestor in plain["ancestors"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{folder / LINEAGE} cannot be read ({error}); restore it") from None
 
 

@@ -27,6 +27,7 @@ from tacit.data import Dataset, Records
 from tacit.data.identity import contents
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed, write_atomically
+from tacit.reading import read_text
 
 OBJECTS = "objects.json"
 TRAINED_BY = "_tacit_run"
@@ -87,7 +88,7 @@ def read_passed(folder: Path) -> dict[str, Passed] | None:
     if not file.exists():
         return None
     try:
-        plain = unsealed(file.read_text(encoding="utf-8"), indent=1)
+        plain = unsealed(read_text(file), indent=1)
         return {role: Passed(**facts) for role, facts in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be read ({error}); restore it") from None

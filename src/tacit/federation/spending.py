@@ -7,10 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import UserError
-from tacit.federation.statements import LEDGER, refuse_less_than_saved, write_statement
-from tacit.privacy import Charge, Ledger, Mechanism, Workload
+from tacit.federation import checkpoint as checkpoints
+from tacit.federation.room import Room
+from tacit.federation.statements import (
+    LEDGER,
+    SEEN,
+    SEEN_SPENT,
+    SPENT,
+    refuse_less_than_saved,
+    write_statement,
+)
+from tacit.privacy import Charge, Ids, Ledger, Mechanism, Workload
 from tacit.privacy.statement import Tally
-from tacit.privacy.totals import Worst
+from tacit.privacy.totals import DIGITS, Worst
+from tacit.vector import Vectors
 
 
 class Spending:
@@ -20,27 +30,44 @@ class Spending:
         self,
         mechanism: Mechanism | None,
         workload: Workload,
+        folder: Path,
         data: str = "",
         carried: Sequence[Charge] = (),
     ) -> None:
         """`data`: a fingerprint of what is protected. `carried`: what runs before it spent on the same
         data.
         """
-        self._mechanism, self._workload = mechanism, workload
+        self._mechanism, self._workload, self._folder = mechanism, workload, folder
+        self._room = Room(folder)
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
+        self.remarks: list[str] = []
+        """What the statement says besides: who else counts as the server."""
+        self.seen: Ledger | None = None
+        """What the server sees, where the mechanism protects from it."""
         self._tally = Tally()
+        self._known: tuple[tuple[int, bool], Worst] | None = None
+        """The worst client after so many charges: a round's record and its statement both ask."""
 
-    def open(self, folder: Path, saved: Mapping[str, Any]) -> None:
-        """The run begins, or goes on from a checkpoint that `saved` these facts about the ledger."""
+    def open(self, saved: Mapping[str, Any]) -> None:
+        """The run begins, or goes on from a checkpoint that `saved` these facts about its ledgers."""
         if self._mechanism is None:
             return
-        file = folder / LEDGER
-        if saved and not file.exists():
-            raise UserError(f"{file} is gone, and with it what was spent; restore it, then resume")
-        self.ledger = Ledger.open(file, self._mechanism.header(self._workload, self._data), self._carried)
+        for name, needed in ((SPENT, LEDGER), (SEEN_SPENT, SEEN)):
+            if saved.get(name) and not (self._folder / needed).exists():
+                raise UserError(
+                    f"{self._folder / needed} is gone, and with it what was spent; restore it, then resume"
+                )
+        header, seen = (
+            self._mechanism.header(self._workload, self._data),
+            self._mechanism.seen_header(self._data),
+        )
+        self.ledger = Ledger.open(self._folder / LEDGER, header, self._carried)
         try:
-            refuse_less_than_saved(self.ledger.contents, saved)
+            refuse_less_than_saved(self.ledger.contents, saved.get(SPENT, {}))
+            if seen is not None:
+                self.seen = Ledger.open(self._folder / SEEN, seen)
+                refuse_less_than_saved(self.seen.contents, saved.get(SEEN_SPENT, {}))
         except UserError:
             self.close()
             raise
@@ -57,11 +84,21 @@ class Spending:
             return True
         return not self._open.would_exceed(charge, self._mechanism.epsilon)
 
-    def record(self, charge: Charge | None) -> None:
-        """Put a charge on disk; what it pays for may be released after this returns."""
+    def make_room(self, charge: Charge | None, vectors: Vectors) -> None:
+        """Have the disk's space for the checkpoint that follows a charge, or refuse before it is made."""
         if charge is not None:
-            self._open.charge(charge)
-            self._tally.add(charge)
+            self._room.hold(checkpoints.size(vectors))
+
+    def record(self, charge: Charge | None, cohort: Ids) -> None:
+        """Put a charge on disk; what it pays for may be released after this returns."""
+        if charge is None:
+            return
+        if self.seen is not None and self._mechanism is not None:
+            shown = self._mechanism.seen_by_server(charge.round, cohort)
+            assert shown is not None
+            self.seen.charge(shown)
+        self._open.charge(charge)
+        self._tally.add(charge)
 
     def facts(self, final: bool = False) -> dict[str, Any]:
         """Plain values for a round's record; before the final one, ε may be an upper bound: see `_worst`."""
@@ -71,35 +108,53 @@ class Spending:
 
     def _worst(self, exact: bool) -> Worst:
         """The worst client. Unless `exact`, with counts rounded up where that stays within the budget."""
+        key = len(self._open.charges), exact
+        if self._known is None or self._known[0] != key:
+            self._known = key, self._found(exact)
+        return self._known[1]
+
+    def _found(self, exact: bool) -> Worst:
         assert self._mechanism is not None
         totals, delta, budget = self._open.totals, self._mechanism.delta, self._mechanism.epsilon
-        if not exact:
-            found = totals.worst(delta, rounded=True)
+        for digits in () if exact else DIGITS:
+            found = totals.worst(delta, digits)
             if budget is None or found.epsilon.value <= budget:
                 return found
         return totals.worst(delta)
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint must know of the ledger: how long it was, and its last line's hash."""
+        """What a checkpoint must know of each ledger: how long it was, and its last line's hash."""
         if self._mechanism is None:
-            return {}
-        contents = self._open.contents
-        return {"charges": len(contents.charges), "head": contents.head}
+            return {SPENT: {}}
+        facts = {SPENT: _length(self._open)}
+        return facts if self.seen is None else facts | {SEEN_SPENT: _length(self.seen)}
 
-    def explain(self, folder: Path, final: bool = False) -> None:
-        """Write down what is guaranteed so far, if anything is."""
+    def explain(self, final: bool = False) -> None:
+        """Write down what is guaranteed so far, if anything is; a checkpoint follows, so its room is free."""
+        self._room.give_back()
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
-            warnings = mechanism.warnings(workload)
-            write_statement(folder, mechanism, self._worst(final), self._tally, workload.population, warnings)
+            warnings = [*mechanism.warnings(workload), *self.remarks]
+            worst, seen = self._worst(final), None if self.seen is None else self.seen.epsilon().value
+            population = workload.population
+            write_statement(self._folder, mechanism, worst, self._tally, population, warnings, seen)
 
     def close(self) -> None:
+        self._room.give_back()
         if self.ledger is not None:
             self.ledger.close()
             self.ledger = None
+        if self.seen is not None:
+            self.seen.close()
+            self.seen = None
 
     @property
     def _open(self) -> Ledger:
         if self.ledger is None:
             raise UserError("the ledger is not open; call open() before the first round")
         return self.ledger
+
+
+def _length(ledger: Ledger) -> dict[str, Any]:
+    contents = ledger.contents
+    return {"charges": len(contents.charges), "head": contents.head}

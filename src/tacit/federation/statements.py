@@ -19,10 +19,13 @@ from tacit.privacy.ledger import Contents
 from tacit.privacy.mechanisms import plain_mechanism, read_mechanism
 from tacit.privacy.statement import Statement, Tally, make_statement, state
 from tacit.privacy.totals import Worst
+from tacit.reading import read_text
 
 LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
-SPENT = "spending"
-"""Where a checkpoint keeps what it knows of the ledger."""
+SEEN = "ledger-server.jsonl"
+"""What the server sees under secure aggregation, and of whom: for the server alone."""
+SPENT, SEEN_SPENT = "spending", "seen"
+"""Where a checkpoint keeps what it knows of the ledger, and of the server's own."""
 
 
 def write_statement(
@@ -32,13 +35,14 @@ def write_statement(
     tally: Tally,
     population: int,
     warnings: Sequence[str] = (),
+    seen: float | None = None,
 ) -> None:
     """Say what a run has spent, in `statement.json`, with what it takes to say it again later.
 
     The totals are the open ledger's own: reading its file would give up the lock on it, and adding them all
     up again would take longer with every round.
     """
-    statement = state(mechanism, worst, tally, population, warnings=warnings)
+    statement = state(mechanism, worst, tally, population, warnings=warnings, seen=seen)
     made_from = {
         "mechanism": plain_mechanism(mechanism),
         "population": population,
@@ -57,23 +61,24 @@ def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
     if not file.exists():
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
     try:
-        made_from = unsealed(file.read_text(encoding="utf-8"), indent=1)["made_from"]
+        made_from = unsealed(read_text(file), indent=1)["made_from"]
         mechanism = read_mechanism(made_from["mechanism"])
         population = int(made_from["population"])
         warnings = [str(warning) for warning in made_from.get("warnings", ())]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{file} is damaged ({error}); resume the run to have it written anew") from None
     contents = read_ledger(folder)
     if (contents.header.unit, contents.header.delta) != (mechanism.unit, mechanism.delta):
         raise UserError(f"{file} and {contents.path} are of different runs; restore them")
-    return make_statement(mechanism, contents.charges, population, groups, warnings)
+    seen = None if mechanism.seen_header("") is None else read_ledger(folder, SEEN).charges
+    return make_statement(mechanism, contents.charges, population, groups, warnings, seen)
 
 
-def read_ledger(folder: Path) -> Contents:
+def read_ledger(folder: Path, name: str = LEDGER) -> Contents:
     """A run's ledger, every line checked, and not shorter than any of its checkpoints says."""
-    contents = Ledger.read(folder / LEDGER)
+    contents = Ledger.read(folder / name)
     for facts in checkpoint.kept_facts(folder / "checkpoint"):
-        refuse_less_than_saved(contents, facts.get(SPENT, {}))
+        refuse_less_than_saved(contents, facts.get(SPENT if name == LEDGER else SEEN_SPENT, {}))
     return contents
 
 

@@ -13,6 +13,7 @@ from zlib import crc32
 
 from tacit.errors import UserError
 from tacit.federation.files import write_all
+from tacit.reading import read_bytes
 
 Record = dict[str, Any]
 """One round's metrics: plain values by name."""
@@ -89,7 +90,7 @@ class JsonLines:
         """
         self.note: str | None = None
         saved = saved or {"bytes": 0, "sha256": sha256().hexdigest()}
-        content = file.read_bytes() if file.exists() else b""
+        content = read_bytes(file) if file.exists() else b""
         kept = content[: saved["bytes"]]
         self._hash = sha256(kept)
         if self._hash.hexdigest() != saved["sha256"]:
@@ -185,7 +186,7 @@ def metrics_lines(file: Path) -> list[Record | None]:
     if not file.exists():
         return []
     try:
-        return [_read(line) for line in file.read_bytes().split(b"\n")[:-1]]
+        return [_read(line) for line in read_bytes(file).split(b"\n")[:-1]]
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
 

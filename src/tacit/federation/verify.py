@@ -10,12 +10,14 @@ from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation import checkpoint
 from tacit.federation.checkpoint import CONFIG, LINEAGE, VECTORS
+from tacit.federation.ending import RESULT, read_ending
 from tacit.federation.files import digest, unsealed_text
 from tacit.federation.lineage import read_lineage
 from tacit.federation.passed import OBJECTS, read_passed
 from tacit.federation.start import MODEL, read_weights
-from tacit.federation.statements import LEDGER, STATEMENT, read_ledger, read_statement
+from tacit.federation.statements import LEDGER, SEEN, STATEMENT, read_ledger, read_statement
 from tacit.federation.tracking import metrics_lines
+from tacit.reading import read_text
 
 METRICS = "metrics.jsonl"
 
@@ -34,7 +36,7 @@ def refuse_changed_config(run: Path) -> None:
     """Refuse a config that was changed after its run began: it would not be that run's any more."""
     file = run / CONFIG
     try:
-        unsealed_text(file.read_text(encoding="utf-8"))
+        unsealed_text(read_text(file))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{file} was changed after the run began ({error}); restore it. `tacit resume --rounds N` makes "
@@ -46,10 +48,14 @@ def examine(run: Path) -> list[Finding]:
     """A finding on each file of a run that anything relies on."""
     found = [_config(run), _lineage(run), _objects(run)]
     if (run / LEDGER).exists() or (run / STATEMENT).exists():
-        found += [_ledger(run), _statement(run)]
+        found += [_ledger(run, LEDGER), _statement(run)]
+    if (run / SEEN).exists():
+        found.append(_ledger(run, SEEN))
     found += _checkpoints(run)
     if (run / METRICS).exists():
         found.append(_metrics(run))
+    if (run / RESULT).exists():
+        found.append(_ending(run))
     if (run / MODEL).exists():
         found.append(_model(run))
     return found
@@ -81,14 +87,14 @@ def _objects(run: Path) -> Finding:
     return Finding(OBJECTS)
 
 
-def _ledger(run: Path) -> Finding:
+def _ledger(run: Path, name: str) -> Finding:
     try:
-        contents = read_ledger(run)
+        contents = read_ledger(run, name)
     except UserError as error:
-        return Finding(LEDGER, str(error), "nothing can be said about ε, and the run cannot go on")
+        return Finding(name, str(error), "nothing can be said about ε, and the run cannot go on")
     if contents.charges and contents.charges[-1].truncated:
-        return Finding(LEDGER, None, "its last line was cut off by a kill; it counts as a charge")
-    return Finding(LEDGER)
+        return Finding(name, None, "its last line was cut off by a kill; it counts as a charge")
+    return Finding(name)
 
 
 def _statement(run: Path) -> Finding:
@@ -128,7 +134,10 @@ def _checkpoints(run: Path) -> list[Finding]:
 
 
 def _metrics(run: Path) -> Finding:
-    lines = metrics_lines(run / METRICS)
+    try:
+        lines = metrics_lines(run / METRICS)
+    except UserError as error:
+        return Finding(METRICS, str(error), "put it away: resume goes on without it")
     damaged = [str(number) for number, record in enumerate(lines, start=1) if record is None]
     if damaged:
         some = ", ".join(damaged[:5]) + (", …" if len(damaged) > 5 else "")
@@ -138,13 +147,21 @@ def _metrics(run: Path) -> Finding:
             "resume sets it aside and keeps the sound lines",
         )
     for facts in checkpoint.kept_facts(run / "checkpoint")[:1]:
-        if not checkpoint.metrics_match(run / METRICS, facts):
+        if "metrics" in facts and not checkpoint.metrics_match(run / METRICS, facts):
             return Finding(
                 METRICS,
                 "its lines are not those that the newest checkpoint was saved with",
                 "resume sets it aside and keeps the sound lines",
             )
     return Finding(METRICS)
+
+
+def _ending(run: Path) -> Finding:
+    try:
+        read_ending(run)
+    except UserError as error:
+        return Finding(RESULT, str(error), "the next resume writes it anew")
+    return Finding(RESULT)
 
 
 def _model(run: Path) -> Finding:

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from tacit.gradients import generators
 from tacit.gradients.fallback import record_gradients
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.proof import Book, Coins, Known
-from tacit.gradients.records import Explicit, PerRecord
+from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
 from tacit.gradients.tape import Tape, Unsupported
@@ -50,6 +50,7 @@ Bound = float | Sequence[Group]
 
 SAFE = 1 - 2.0**-20
 """Norms and factors are rounded; this keeps what is left of a record within C all the same."""
+_PLAINLY: AbstractContextManager[None] = nullcontext()
 _NO_HOOKS = "hooks on saved tensors"
 LITTLE, MUCH = 64 * 2**20, 2 * 2**30
 """Bytes that a part of a batch may always keep, and never may, when the size of the parts is not given."""
@@ -113,11 +114,11 @@ class ClippedGradient:
             coins.save()
         for part, slow in parts:
             forms, values = self._per_record(part, losses, slow, coins)
-            with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
+            with torch.no_grad(), exactly(total.device.type):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
-                kept = part_norms.isfinite().all(1)
-                factors = (bounds.to(part_norms) * SAFE / part_norms).clamp(max=1.0)
-                if not bool(kept.all()):
+                factors = (bounds.to(part_norms) * SAFE / part_norms).clamp_(max=1.0)
+                if not isfinite(part_norms.sum()):
+                    kept = part_norms.isfinite().all(1)
                     factors = torch.where(kept.unsqueeze(1), factors, 0.0)
                     values = torch.where(kept, values, 0.0)
                     forms = [None if f is None else (f[0].keep(kept), f[1]) for f in forms]
@@ -161,10 +162,16 @@ class ClippedGradient:
 
         def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
             tape, values = self._proved(few, still, Coins())
-            forms = tape.backward(values)
-            return [None if form is None else form[0].explicit().sum(0) for form in forms], values.detach()
+            forms, values = tape.backward(values), values.detach()
+            sums: list[Tensor | None] = []
+            for form, parameter in zip(forms, self._parameters.values(), strict=True):
+                total = None if form is None else in_full(torch.zeros_like(parameter.detach()))
+                if form is not None and total is not None:
+                    form[0].add_weighted(in_full(torch.ones_like(values)), total)
+                sums.append(total)
+            return sums, values
 
-        with torch.autocast(self._device.type, enabled=False), suppress(Unsupported):
+        with exactly(self._device.type), suppress(Unsupported):
             experiment(self.flat.module, self._parameters, batch, losses, together)
 
     def _survey(self, batch: Batch, losses: Losses) -> Survey:
@@ -189,7 +196,7 @@ class ClippedGradient:
         if obstacle is None:
             try:
                 tape, values = self._proved(batch, losses, coins)
-                with torch.autocast(values.device.type, enabled=False):
+                with exactly(values.device.type):
                     return self._preconditioned(tape.backward(values)), values.detach()
             except Unsupported as reason:
                 obstacle = reason
@@ -293,6 +300,11 @@ class ClippedGradient:
             self.obstacle = obstacle
 
 
+def exactly(device: str) -> AbstractContextManager[None]:
+    """Without autocast: norms and sums are taken in float32."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else _PLAINLY
+
+
 def _groups(flat: Flat, bound: Bound) -> tuple[list[int], Tensor]:
     """Each segment's group, and each group's bound."""
     segments = flat.layout.segments
@@ -320,7 +332,9 @@ def _norms(
     """Per-record norms of each group, [B, groups]; `squares` [groups, B] is zero before."""
     members = [group for group, form in zip(groups, forms, strict=True) if form is not None]
     found = [form[1] for form in forms if form is not None]
-    if found:
+    if found and len(squares) == 1:
+        squares = torch.stack(found).to(squares).sum(0, keepdim=True)
+    elif found:
         squares.index_add_(0, torch.tensor(members, device=squares.device), torch.stack(found).to(squares))
     return squares.sqrt_().t()
 

@@ -1,4 +1,4 @@
-"""Networks by name, without weights; `hub` has those of transformers, `trained` what is trained of them.
+"""Networks by name, without weights; `hub` has those of transformers, `lora` what is trained of them.
 
 Our own are plain `nn.Module`s whose last layer is called `head`.
 
@@ -36,7 +36,7 @@ from tacit.models.resnet import resnet18
 from tacit.models.speech import ctc_transformer
 from tacit.models.vit import vit, vit_tiny
 
-NAMES: dict[str, Callable[..., nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn": cnn,
     "ctc_transformer": ctc_transformer,
     "logistic": logistic,
@@ -76,15 +76,15 @@ def build(name: str, shape: tuple[int, ...], classes: int, **given: Any) -> nn.M
 
 def _builder(name: str) -> Callable[..., nn.Module]:
     key = name.lower().replace("-", "_")
-    if key not in NAMES:
-        near = get_close_matches(key, NAMES, n=1)
+    if key not in MODELS:
+        near = get_close_matches(key, MODELS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown model {name!r}; {hint}(known: {', '.join(NAMES)})")
-    return NAMES[key]
+        raise UserError(f"unknown model {name!r}; {hint}(known: {', '.join(MODELS)})")
+    return MODELS[key]
 
 
 __all__ = [
-    "NAMES",
+    "MODELS",
     "build",
     "cnn",
     "ctc_transformer",

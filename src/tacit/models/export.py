@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tacit.models.trained import Lora, lora_config, trained_heads
+from tacit.models.lora import Lora, lora_config, trained_heads
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
 """Files that make a tokenizer."""

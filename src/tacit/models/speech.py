@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tacit.errors import UserError
-from tacit.models.augment import SpecAugment, within
+from tacit.models.specaugment import SpecAugment, within
 
 KERNEL, STRIDE = 7, 3
 SIZES: dict[str, tuple[int, int, int, int]] = {

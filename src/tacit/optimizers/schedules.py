@@ -1,94 +1,135 @@
 """Learning-rate schedules: from a round's number, counted from zero, to a factor of the base rate.
 
-A schedule is a pure function of the step, so a resumed run needs nothing to continue it. `Within` is another
+Each is a section of a config (`local.schedule`, `server.schedule`); `over` makes it a function for a run of
+so many rounds. Such a function is pure, so a resumed run needs nothing to continue it. `Within` is another
 thing: the shape of the rate over the local steps of one round, on top of the round's own.
 
->>> Cosine(100)(0), Cosine(100, floor=0.1)(100)
+>>> cosine = Cosine(floor=0.1).over(100)
+>>> cosine(0), cosine(100)
 (1.0, 0.1)
->>> round(PerRound(0.99)(10), 6)
+>>> round(PerRound(0.99).over(200)(10), 6)
 0.904382
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY
+from functools import partial
 from math import cos, pi
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from tacit.section import section
 
 Schedule = Callable[[int], float]
-"""Any function from the step to a factor."""
+"""Any function from the round to a factor."""
+Count = Annotated[int, Field(ge=0)]
+Factor = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
-@dataclass(frozen=True)
-class Constant:
-    """Always 1."""
+@section
+class _Warmed:
+    """What every schedule over rounds can begin with.
 
-    def __call__(self, step: int) -> float:
+    Paper 003, Table 7: 1,000 rounds for post-LayerNorm.
+
+    >>> [Constant(warmup=4).over(9)(step) for step in (0, 1, 3, 4)]
+    [0.25, 0.5, 1.0, 1.0]
+    """
+
+    _: KW_ONLY
+    warmup: Count = 0
+    """Rounds of a linear rise at the start, 1/warmup to 1, on top of the schedule's own shape."""
+
+    def over(self, rounds: int) -> Schedule:
+        """The schedule as a function from the round to a factor."""
+        return partial(self._factor, rounds)
+
+    def _factor(self, rounds: int, step: int) -> float:
+        rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        return rise * self._shape(step, rounds)
+
+    def _shape(self, step: int, rounds: int) -> float:
         return 1.0
 
 
-@dataclass(frozen=True)
-class Cosine:
-    """Half a cosine, from 1 at step 0 down to `floor` at step `total`, and `floor` from there on."""
+@section
+class Constant(_Warmed):
+    """Always 1."""
 
-    total: int
-    floor: float = 0.0
-
-    def __call__(self, step: int) -> float:
-        return self.floor + (1 - self.floor) * (1 + cos(pi * min(step / self.total, 1))) / 2
+    _: KW_ONLY
+    kind: Literal["constant"] = "constant"
 
 
-@dataclass(frozen=True)
-class Exponential:
-    """1 until `start`, then falling smoothly by a factor of `rate` in `every` steps.
+@section
+class Cosine(_Warmed):
+    """Half a cosine over all rounds, from 1 down to `floor`, and `floor` from there on."""
+
+    floor: Share = 0.0
+    _: KW_ONLY
+    kind: Literal["cosine"] = "cosine"
+
+    def _shape(self, step: int, rounds: int) -> float:
+        return _half_cosine(step, rounds, self.floor)
+
+
+@section
+class Exponential(_Warmed):
+    """1 until round `start`, then falling smoothly by a factor of `rate` in `every` rounds.
 
     Paper 003: rate .6, every 750, start 750.
     """
 
-    rate: float
-    every: int
-    start: int = 0
+    rate: Factor
+    every: PositiveInt
+    start: Count = 0
+    _: KW_ONLY
+    kind: Literal["exponential"] = "exponential"
 
-    def __call__(self, step: int) -> float:
+    def _shape(self, step: int, rounds: int) -> float:
         return float(self.rate ** (max(step - self.start, 0) / self.every))
 
 
-@dataclass(frozen=True)
-class Step:
-    """1 before `start`, then × `factor` at once, and again every `every` steps.
+@section
+class PerRound(_Warmed):
+    """× `factor` every round. Paper 002: .99."""
+
+    factor: Factor
+    _: KW_ONLY
+    kind: Literal["factor"] = "factor"
+
+    def _shape(self, step: int, rounds: int) -> float:
+        return float(self.factor**step)
+
+
+@section
+class Step(_Warmed):
+    """1 before round `start`, then × `factor` at once, and again every `every` rounds.
 
     Paper 003's central training: factor .5, every 50,000.
 
-    >>> [Step(0.5, every=10, start=20)(step) for step in (0, 19, 20, 29, 30)]
+    >>> step = Step(every=10, start=20).over(40)
+    >>> [step(round) for round in (0, 19, 20, 29, 30)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
 
-    factor: float
-    every: int
-    start: int = 0
+    every: PositiveInt
+    factor: Factor = 0.5
+    start: Count = 0
+    _: KW_ONLY
+    kind: Literal["step"] = "step"
 
-    def __call__(self, step: int) -> float:
+    def _shape(self, step: int, rounds: int) -> float:
         return float(self.factor ** max(0, (step - self.start) // self.every + 1))
 
 
-@dataclass(frozen=True)
-class Warmup:
-    """A linear rise over the first `steps` steps, 1/steps to 1, times what the schedule `then` says of each.
-
-    Paper 003, Table 7: 1,000 rounds for post-LayerNorm.
-
-    >>> [Warmup(4, Constant())(step) for step in (0, 1, 3, 4)]
-    [0.25, 0.5, 1.0, 1.0]
-    """
-
-    steps: int
-    then: Schedule
-
-    def __call__(self, step: int) -> float:
-        return min(1.0, (step + 1) / self.steps) * self.then(step)
+AnySchedule = Annotated[Constant | Cosine | Exponential | PerRound | Step, Field(discriminator="kind")]
 
 
-@dataclass(frozen=True)
+@section
 class Within:
     """A factor for each of a round's local steps: a linear rise over `warmup` of them, then half a cosine.
 
@@ -100,22 +141,16 @@ class Within:
     """
 
     cosine: bool = False
-    floor: float = 0.0
-    warmup: int = 0
+    floor: Share = 0.0
+    warmup: Count = 0
 
     def __call__(self, step: int, total: int) -> float:
         if step < self.warmup:
             return (step + 1) / self.warmup
         if not self.cosine:
             return 1.0
-        return Cosine(max(1, total - self.warmup), self.floor)(step - self.warmup)
+        return _half_cosine(step - self.warmup, max(1, total - self.warmup), self.floor)
 
 
-@dataclass(frozen=True)
-class PerRound:
-    """`factor` for each step taken so far. Paper 002: .99."""
-
-    factor: float
-
-    def __call__(self, step: int) -> float:
-        return float(self.factor**step)
+def _half_cosine(step: int, total: int, floor: float) -> float:
+    return floor + (1 - floor) * (1 + cos(pi * min(step / total, 1))) / 2

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
         ExampleLevel,
         Mechanism,
         Observer,
+        SecureSum,
         Unprotected,
         Workload,
     )
+    from tacit.privacy.metrics import Metrics, Seen
     from tacit.privacy.sampling import FixedSize, Poisson, Sampling
     from tacit.privacy.statement import Statement, make_statement
 
@@ -58,11 +60,14 @@ __all__ = [
     "Ledger",
     "MatrixRow",
     "Mechanism",
+    "Metrics",
     "Observer",
     "Part",
     "Poisson",
     "PoissonGaussian",
     "Sampling",
+    "SecureSum",
+    "Seen",
     "Statement",
     "Unprotected",
     "Workload",
@@ -86,8 +91,9 @@ __getattr__, __dir__ = lazily(
         "tacit.privacy.ledger": "Carried Charge Header Ledger Part replay",
         "tacit.privacy.mechanisms": (
             "MECHANISMS AdaptiveClip Aggregation Arrivals BandedNoise BltNoise ClientLevel ExampleLevel "
-            "Mechanism Observer Unprotected Workload"
+            "Mechanism Observer SecureSum Unprotected Workload"
         ),
+        "tacit.privacy.metrics": "Metrics Seen",
         "tacit.privacy.sampling": "FixedSize Poisson Sampling",
         "tacit.privacy.statement": "Statement make_statement",
     },

@@ -23,6 +23,8 @@ class Bounding:
     grid: Grid | None = None
     share: float = 0.0
     """Standard deviation of the client's own share of the noise, in grid units."""
+    always: bool = False
+    """Add the share to nothing too, where an upload is left out: nobody is to know."""
 
     def add_(self, upload: Vectors, into: Vectors, bits: Bits | None = None) -> float:
         """Add the bounded upload to the sums `into`; returns its joint norm before, infinite if it is left
@@ -37,7 +39,7 @@ class Bounding:
                 into[name].add_(vector)
             return norm
         norm = self.bound.add_rounded_(upload, self.grid, into)
-        if self.share and norm < float("inf"):
+        if self.share and (self.always or norm < float("inf")):
             assert bits is not None
             for vector in into.values():
                 add_rounded_gaussian_(vector, self.share, bits)

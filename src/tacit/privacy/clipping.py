@@ -27,10 +27,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from tacit.errors import UserError
 from tacit.privacy.grid import Grid
+from tacit.section import section
 from tacit.vector import Layout, Vectors
 
 Per = Literal["global", "uniform", "dim"]
@@ -42,17 +44,15 @@ _SAFE = 1 - 2.0**-21
 """Rounding to float32 moves each coordinate by up to 2⁻²⁴ of itself; this stays below C."""
 
 
-@dataclass(frozen=True)
+@section
 class Clip:
-    """A clipping rule: the bound C, how it is divided over layers, and what happens beyond it."""
+    """A clipping rule: the clipping norm C, how it is divided over layers, and what happens beyond it."""
 
-    bound: float
+    bound: PositiveFloat
     per: Per = "global"
+    """One bound for everything, or one for each layer: equal, or growing with the layer's dimension."""
     mode: Mode = "clip"
-
-    def __post_init__(self) -> None:
-        if not self.bound > 0:
-            raise UserError(f"clip bound {self.bound} would erase every update; choose a number > 0")
+    """Only ever shrink, or rescale each layer to exactly its bound once the whole exceeds its own."""
 
     def bind(
         self, sizes: Mapping[str, int], layout: Layout | None = None, bound: float | None = None

@@ -38,6 +38,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -50,6 +51,7 @@ from tacit.privacy.accountants import Epsilon
 from tacit.privacy.events import Event, Relation, plain_event, read_event
 from tacit.privacy.events import PoissonGaussian as PoissonGaussian
 from tacit.privacy.totals import ClientTotals
+from tacit.reading import read_bytes
 
 VERSION = 2
 
@@ -143,6 +145,8 @@ class Ledger:
             return _created(path, header, carried)
         fd = os.open(path, os.O_RDWR | os.O_APPEND)
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # what is written to a device is nowhere
+                raise UserError(f"{path} is not a regular file; restore it")
             _lock(fd, path)
             content = os.pread(fd, os.fstat(fd).st_size, 0)
             found = _parse(path, content)
@@ -165,7 +169,13 @@ class Ledger:
         """What a ledger holds, without opening it for writing; every line is checked."""
         if not path.exists():
             raise UserError(f"{path} does not exist: without a ledger nothing can be said about ε")
-        return _parse(path, path.read_bytes())
+        try:
+            content = read_bytes(path)
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be read ({error.strerror}), so nobody can say what was spent"
+            ) from None
+        return _parse(path, content)
 
     @property
     def contents(self) -> Contents:
@@ -411,7 +421,7 @@ def _read_charge(plain: dict[str, Any]) -> Charge:
         raise ValueError(f"unknown keys {plain.keys()}")
     if carried is not None:
         kinds = {"ledger": str, "head": str, "rounds": int}
-        if carried.keys() != kinds.keys():
+        if _typed(carried, dict).keys() != kinds.keys():
             raise ValueError(f"carried has {kinds.keys()}")
         carried = Carried(**{name: _typed(carried[name], kind) for name, kind in kinds.items()})
     return Charge(number, parts, truncated, carried)
@@ -425,14 +435,14 @@ def _plain_part(part: Part) -> dict[str, Any]:
 
 
 def _read_part(plain: Mapping[str, Any]) -> Part:
-    if plain.keys() - {"clients"} != {"event", "steps"}:
+    if _typed(plain, dict).keys() - {"clients"} != {"event", "steps"}:
         raise ValueError(f"a part has an event, steps and perhaps clients, not {plain.keys()}")
     steps, clients = _typed(plain["steps"], int), plain.get("clients")
     if steps < 0:
         raise ValueError("steps are counted from 0")
     if "clients" in plain:
         clients = tuple(_typed(client, int) for client in _typed(clients, list))
-    return Part(read_event(plain["event"]), steps, clients)
+    return Part(read_event(_typed(plain["event"], dict)), steps, clients)
 
 
 def _typed(value: Any, kind: type) -> Any:

@@ -55,6 +55,8 @@ class Statement:
     """ε for so many units together: a person with several records, or who is several clients."""
     warnings: tuple[str, ...] = ()
     """What is claimed, but means little."""
+    metrics: str = ""
+    """What was released beside the model, and what it cost; empty where metrics are exact."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite ε becomes None, which JSON has a word for."""
@@ -74,13 +76,14 @@ class Statement:
             return "This run gives no differential privacy: its noise is 0. Its models may show anything."
         units = "whole clients" if self.unit == "client" else "single records"
         claim = f"(ε = {rounded_up(self.epsilon)}, δ = {self.delta:g})-differentially private for {units}"
-        against = " and ".join(
-            o.who for o in self.observers if o.epsilon is not None and math.isfinite(o.epsilon)
-        )
+        finite = [(o.who, o.epsilon) for o in self.observers if o.epsilon is not None]
+        against = " and ".join(who for who, epsilon in finite if epsilon <= self.epsilon)
         exposed = " and ".join(o.who for o in self.observers if o.epsilon is None)
-        held = f"It holds against {against or 'nobody'}" + (
-            f"; {exposed} must be trusted." if exposed else "."
-        )
+        held = f"It holds against {against or 'nobody'}"
+        for who, epsilon in finite:
+            if self.epsilon < epsilon < math.inf:
+                held += f"; against {who}, ε = {rounded_up(epsilon)}"
+        held += f"; {exposed} must be trusted." if exposed else "."
         if self.simulation:
             return f"A simulation, which claims nothing: with secret noise it would be {claim}. {held}"
         return f"This run is {claim}. {held}"
@@ -110,7 +113,7 @@ class Statement:
             f"By privacy-loss distributions (PLD): {pld}; by Rényi divergences (RDP): "
             f"ε = {rounded_up(self.epsilon_rdp)}. Charged: {self.rounds} rounds{again}{before}."
         )
-        lines += [self.sampling, self.clipping, self.noise]
+        lines += [self.sampling, self.clipping, self.noise, *filter(None, [self.metrics])]
         if self.groups and not math.isinf(self.epsilon):
             several = "records" if self.unit == "example" else "clients"
             told = ", ".join(f"{k} {several} ε = {rounded_up(e)}" for k, e in self.groups)
@@ -130,16 +133,18 @@ def make_statement(
     population: int,
     groups: Sequence[int] = (),
     warnings: Sequence[str] = (),
+    seen: Sequence[Charge] | None = None,
 ) -> Statement:
     """What the charges of a ledger add up to, also for `groups` of so many units (which takes seconds).
 
-    `warnings`: what the mechanism had to say of its settings.
+    `warnings`: what the mechanism had to say of its settings. `seen`: charges of the server's own ledger.
     """
     tally = Tally()
     for charge in charges:
         tally.add(charge)
     worst = replay(charges).worst(mechanism.delta)
-    return state(mechanism, worst, tally, population, groups, warnings)
+    against = None if seen is None else replay(seen).worst(mechanism.delta).epsilon.value
+    return state(mechanism, worst, tally, population, groups, warnings, against)
 
 
 @dataclass
@@ -166,10 +171,12 @@ def state(
     population: int,
     groups: Sequence[int] = (),
     warnings: Sequence[str] = (),
+    seen: float | None = None,
 ) -> Statement:
-    """The statement of a run whose worst client has these totals."""
+    """The statement of a run whose worst client has these totals; `seen`: its ε against the server."""
     epsilon = worst.epsilon
     said = mechanism.describe(population, epsilon.value, worst.profile)
+    server = mechanism.against_server(seen)
     return Statement(
         unit=mechanism.unit,
         relation=mechanism.relation,
@@ -186,10 +193,11 @@ def state(
         rounds=tally.rounds,
         repeated=tally.rounds - len(tally.attempts),
         carried=tally.carried,
-        observers=said.observers,
+        observers=said.observers if server is None else (*said.observers, server),
         not_covered=said.not_covered,
         groups=tuple((k, mechanism.group_epsilon(worst.profile, k)) for k in groups),
         warnings=(*warnings, *_weak(epsilon.value)),
+        metrics=said.metrics,
     )
 
 

@@ -12,20 +12,29 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
 
+from tacit.config.loading import parse
 from tacit.config.methods import METHODS
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
 from tacit.federation.checkpoint import LINEAGE
 from tacit.federation.ending import Ending, read_ending
+from tacit.federation.lineage import read_lineage
 from tacit.federation.passed import Passed, read_passed
 from tacit.federation.verify import refuse_changed_config
+from tacit.reading import read_text
 from tacit.tasks import Headline, headline
 
 CONFIG = "config.yaml"
+KINDS: dict[str, Any] = {
+    "name": str, "seed": int, "rounds": int, "data": dict, "model": dict, "method": dict, "cohort": dict,
+    "local": dict, "server": dict, "evaluate": dict, "privacy": dict | NoneType,
+}  # fmt: skip
+"""What a run's config has at least to be, whichever version wrote it."""
 SPEED = ("engine", "checkpoint", "trackers", "name")
 """Parts of a config that cannot change a result."""
 LOOKING = ("every", "batch", "layers")
@@ -163,16 +172,15 @@ def read_run(folder: Path) -> Run:
     file = folder / CONFIG
     refuse_changed_config(folder)
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        config, _ = parse(read_text(file))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read ({first(error)}); restore it, or leave the run out") from None
-    if not isinstance(config, dict):
+    known = config if isinstance(config, dict) else {"name": None}
+    if any(name in known and not isinstance(known[name], kind) for name, kind in KINDS.items()):
         raise UserError(f"{file} is no config of a run; restore it, or leave the run out")
     metrics = read_metrics(folder / "metrics.jsonl")
-    try:
-        content = str(json.loads((folder / LINEAGE).read_text(encoding="utf-8"))["data"]["content"])
-    except (OSError, ValueError, KeyError, TypeError):
-        content = None  # of an earlier version: its config has to be enough
+    # A run of an earlier version has none: its config has to be enough.
+    content = read_lineage(folder)[0].content if (folder / LINEAGE).exists() else None
     return Run(folder, config, metrics, read_passed(folder) or {}, content, read_ending(folder))
 
 

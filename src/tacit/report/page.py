@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from tacit.config.loading import to_yaml
 from tacit.errors import UserError
-from tacit.federation.files import write_atomically
+from tacit.federation.files import unsealed, write_atomically
 from tacit.federation.layers import by_kind, over_rounds
 from tacit.federation.statements import STATEMENT, read_statement
 from tacit.federation.tracking import troubles
 from tacit.privacy.statement import rounded_up
+from tacit.reading import read_text
 from tacit.report.chart import COLOURS, Chart, Point, Series, number, thinned
 from tacit.report.compare import Row, Run, Spread, judged_by
 
@@ -81,10 +82,11 @@ def last_stated(run: Run) -> Statement | str | None:
     if run.unit is None:
         return None
     try:
-        found: Statement = json.loads((run.folder / STATEMENT).read_text(encoding="utf-8"))
-        return found
-    except (OSError, ValueError):
+        return unsealed(read_text(run.folder / STATEMENT), indent=1)
+    except FileNotFoundError:
         return "nothing is saved yet"
+    except (OSError, ValueError) as error:
+        return f"{STATEMENT} is damaged ({error}); `tacit statement` reads the ledger itself"
 
 
 def body(
@@ -322,7 +324,12 @@ def _tiles(row: Row) -> str:
         return f"{scale * spread.mean:.{digits}f}{among}{unit}"
 
     run = row.runs[0]
-    sizes = [record.get("clients", 0) + len(record.get("skipped", ())) for record in run.metrics]
+    sizes = [
+        record["clients"] + len(record.get("skipped", ()))
+        if "clients" in record
+        else float(record.get("private_clients", 0))
+        for record in run.metrics
+    ]
     up, down, seconds = (row.total(name) for name in ("bytes_up", "bytes_down", "seconds"))
     tiles = [
         (shown(last), f"{metric.title}, last round"),
@@ -471,7 +478,7 @@ def _layers(run: Run) -> str:
 
 
 def _settings(run: Run) -> str:
-    text = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
+    text = to_yaml(run.config)
     given = "".join(
         f"<li>{role}: {escape(one.text())}, {escape(one.kind)}</li>" for role, one in run.passed.items()
     )
@@ -539,6 +546,13 @@ def charts(table: Sequence[Row], points: int = 400) -> list[Chart]:
         found += _layer_charts(table[0].runs[0], points)
     add("Clients in a round", "clients", zero=True, note="those whose update counted")
     add("Clients that failed", "failed", zero=True)
+    noisy = "private: a noisy sum, within the budget"
+    add("Loss of clients while training", "private_loss", note=noisy)
+    add("Accuracy on clients' own records", "private_accuracy", share=True, note=noisy)
+    add("Norm of a client's update, mean", "private_norm", zero=True, limit=bound, note=noisy)
+    add("Share of clients clipped", "private_clipped", share=True, zero=True, note=noisy)
+    add("Clients in a round", "private_clients", zero=True, note=noisy)
+    add("Clients that failed", "private_failed", zero=True, note=noisy)
     add("Traffic so far, up and down, in MB", "bytes", total=True, factor=1e-6, zero=True, unit="MB")
     add("Seconds a round", "seconds", zero=True, unit="s")
     return found

@@ -18,7 +18,7 @@ from tacit.tasks.regression import Regression
 from tacit.tasks.speech import Speech
 from tacit.tasks.tokens import TokenClassification
 
-NAMES: dict[str, Callable[..., Task]] = {
+TASKS: dict[str, Callable[..., Task]] = {
     "classification": Classification,
     "language": Language,
     "multi-label": MultiLabel,
@@ -36,20 +36,20 @@ def build(name: str, **options: Any) -> Task:
     Traceback (most recent call last):
     tacit.errors.UserError: unknown task 'clasification'; did you mean 'classification'?
     """
-    if name not in NAMES:
-        near = get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(NAMES)}"
+    if name not in TASKS:
+        near = get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(TASKS)}"
         raise UserError(f"unknown task {name!r}; {hint}")
-    known = inspect.signature(NAMES[name]).parameters
+    known = inspect.signature(TASKS[name]).parameters
     for option in options:
         if option not in known:
             takes = ", ".join(known) or "none"
             raise UserError(f"task {name!r} has no option {option!r}; its options are: {takes}")
-    return NAMES[name](**options)
+    return TASKS[name](**options)
 
 
 __all__ = [
-    "NAMES",
+    "TASKS",
     "Classification",
     "Headline",
     "Language",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from tacit.privacy.clipping import Clip
@@ -14,6 +14,8 @@ from tacit.privacy.mechanisms.blt import BltNoise
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.mechanisms.example import ExampleLevel
 from tacit.privacy.mechanisms.plain import Unprotected
+from tacit.privacy.mechanisms.secure import SecureSum
+from tacit.privacy.metrics import Metrics
 from tacit.privacy.sampling import FixedSize, Poisson
 
 MECHANISMS: dict[str, type[Mechanism]] = {
@@ -24,6 +26,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         ExampleLevel,
         BltNoise,
         BandedNoise,
+        SecureSum,
     )
 }
 
@@ -34,7 +37,8 @@ def plain_mechanism(mechanism: Mechanism) -> dict[str, Any]:
     clip, sampling = mechanism.clip, mechanism.sampling
     drawn = {"rate": sampling.rate} if isinstance(sampling, Poisson) else {"size": sampling.size}
     rule = {"bound": clip.bound, "per": clip.per, "mode": clip.mode}
-    return {"kind": mechanism.kind, **values, "clip": rule, "sampling": drawn}
+    metrics = None if mechanism.metrics is None else asdict(mechanism.metrics)
+    return {"kind": mechanism.kind, **values, "clip": rule, "sampling": drawn, "metrics": metrics}
 
 
 def read_mechanism(plain: Mapping[str, Any]) -> Mechanism:
@@ -43,7 +47,9 @@ def read_mechanism(plain: Mapping[str, Any]) -> Mechanism:
     cls = MECHANISMS[values.pop("kind")]
     drawn = values.pop("sampling")
     sampling = Poisson(drawn["rate"]) if "rate" in drawn else FixedSize(drawn["size"])
-    return cls(**values | {"clip": Clip(**values["clip"]), "sampling": sampling})
+    metrics = values.pop("metrics", None)
+    told = None if metrics is None else Metrics(**metrics)
+    return cls(**values | {"clip": Clip(**values["clip"]), "sampling": sampling, "metrics": told})
 
 
 __all__ = [
@@ -57,6 +63,7 @@ __all__ = [
     "ExampleLevel",
     "Mechanism",
     "Observer",
+    "SecureSum",
     "Unprotected",
     "Workload",
     "plain_mechanism",

@@ -59,16 +59,19 @@ class AdaptiveClip(ClientLevel):
             raise UserError(
                 "adaptive clipping needs rate > 0 and count_noise > 0 (a twentieth of the cohort is usual)"
             )
-        if self.noise and self.noise**-2 <= (2 * self.count_noise) ** -2:
+        whole = super().sum_noise
+        if self.noise and whole**-2 <= (2 * self.count_noise) ** -2:
             raise UserError(
                 f"count_noise {self.count_noise} spends more than the whole budget of noise {self.noise}; "
-                f"raise count_noise above {self.noise / 2:g}"
+                f"raise count_noise above {whole / 2:g}"
             )
 
     @property
     def sum_noise(self) -> float:
-        """z_Δ: such that update and bits together cost `noise`."""
-        return float((self.noise**-2 - (2 * self.count_noise) ** -2) ** -0.5) if self.noise else 0.0
+        """z_Δ: such that update and bits together (and metrics, if there are any) cost `noise`."""
+        if not self.noise:
+            return 0.0
+        return float((super().sum_noise ** -2 - (2 * self.count_noise) ** -2) ** -0.5)
 
     def init(self) -> State:
         return {BOUND: self.clip.bound}

@@ -9,7 +9,7 @@ Two guarantees, by how cohorts are drawn (`tacit.privacy.mechanisms.correlated` 
   One turn of all groups is for each client one Gaussian query of sensitivity ‖c‖ on which it is there with
   that probability. Everyone pays for it when the turn begins.
 
-A torn round shares its coin with the rounds that follow it. Given the coin, what it let out is a Gaussian
+A round cut short shares its coin with the rounds after it. Given the coin, what it let out is a Gaussian
 query of sensitivity c₀ = 1, and (1 − q)·N(0) + q·N(1) against N(0) is post-processing of N(1) against N(0)
 for every q, also one that depends on answers before: so it is charged as a query on everyone, without
 amplification.
@@ -93,9 +93,10 @@ class BandedNoise(Correlated):
         return self.sampling.expected(population) if self.amplified else super().expected(population)
 
     def turn(self, noise: float | None = None) -> PoissonGaussian:
-        """What one turn of all groups costs a client, with Poisson cohorts."""
+        """What one turn of all groups costs a client, with Poisson cohorts: its column, and its metrics."""
         assert isinstance(self.sampling, Poisson) and self.bands is not None
-        length = math.sqrt(math.fsum(c * c for c in Banded.square_root(self.bands).column)) * (1 + 1e-12)
+        column = Banded.square_root(self.bands).column
+        length = math.sqrt(math.fsum([*(c * c for c in column), self.measured])) * (1 + 1e-12)
         rate = min(1.0, self.sampling.rate * self.bands)
         return PoissonGaussian(rate, (self.noise if noise is None else noise) / length)
 

@@ -25,6 +25,7 @@ from tacit.privacy.events import Relation, Spend
 from tacit.privacy.gaussian import SMALLEST_DELTA
 from tacit.privacy.groups import group_epsilon
 from tacit.privacy.ledger import Charge, Header, Part
+from tacit.privacy.metrics import Metrics, Seen
 from tacit.privacy.sampling import Sampling
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
@@ -34,7 +35,7 @@ Entropy = Literal["os", "seed"]
 State = dict[str, Any]
 """What a mechanism remembers between rounds: plain numbers and vectors, saved with every checkpoint."""
 
-COHORT, RELEASE, QUANTILE = 1, 2, 3
+COHORT, RELEASE, QUANTILE, METRICS = 1, 2, 3, 4
 """Purposes of named bits in a simulation."""
 
 
@@ -72,6 +73,8 @@ class Arrivals:
     """Those whose norm was within the clipping norm in force."""
     weight: float = 0.0
     """The sum of their weights."""
+    missing: int = 0
+    """Those of whom nothing came, not even a share of the noise (secure aggregation)."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class Description:
     noise: str
     observers: tuple[Observer, ...]
     not_covered: tuple[str, ...]
+    metrics: str = ""
+    """What was released beside the model, and at what cost."""
 
 
 class Aggregation(Protocol):
@@ -142,6 +147,8 @@ class Mechanism(Aggregation):
     """The budget: no round is played that would take ε beyond it."""
     entropy: Entropy = "os"
     """Where coins and noise come from; "seed" makes the run a repeatable simulation without a claim."""
+    metrics: Metrics | None = None
+    """What is told of each round, privately; None: whatever is told is exact, and outside the guarantee."""
 
     unit: ClassVar[Unit]
     kind: ClassVar[str]
@@ -219,7 +226,51 @@ class Mechanism(Aggregation):
         """ε for `size` units together, each of which has spent this."""
         return group_epsilon(dict(spent), self.delta, size)
 
+    # --- what a server that is no more than curious may learn -------------------------------------------
+
+    def seen_header(self, data: str) -> Header | None:
+        """The first line of a second ledger, of what the server sees; None if it is not protected from."""
+        return None
+
+    def seen_by_server(self, round: int, cohort: Ids) -> Charge | None:
+        """What a round with this cohort costs against the server."""
+        return None
+
+    def against_server(self, epsilon: float | None) -> Observer | None:
+        """The statement's line on the server, by that second ledger; None if `describe` has said it all."""
+        return None
+
     # --- what a person is told --------------------------------------------------------------------------
+
+    @property
+    def withholds(self) -> bool:
+        """Whether exact numbers about protected data must reach nobody: metrics are private, or not told."""
+        return self.metrics is not None and not self.simulated
+
+    def measure(
+        self,
+        cohort: Sequence[Seen],
+        tests: Sequence[float],
+        state: State,
+        round: int,
+        attempt: int,
+        workload: Workload,
+    ) -> dict[str, float]:
+        """A round's private metrics, for a record; part of what the round's charge pays for.
+
+        `state`: as it was when the round's clients clipped. `tests`: accuracies of clients of the cohort on
+        their own test records.
+        """
+        return {}
+
+    def without_metrics(self) -> Self:
+        """The same noise on everything else, and no private metrics: what they cost is the difference."""
+        return replace(self, metrics=None)
+
+    @property
+    def _not_covered(self) -> tuple[str, ...]:
+        exact = "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact"
+        return NOT_COVERED if self.withholds else (exact, *NOT_COVERED)
 
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
         """The statement's sentences, for a run whose worst client has these totals."""
@@ -247,7 +298,6 @@ class Mechanism(Aggregation):
 
 
 NOT_COVERED = (
-    "metrics for the researcher (losses, accuracies, norms, which clients failed): they are exact",
     "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
     "what the run's folder holds beside the model: clients' own states, and which clients wrote one when",
     "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",

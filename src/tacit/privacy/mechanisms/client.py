@@ -12,20 +12,17 @@ under replace-one (cohorts of a fixed size). The noise has standard deviation z�
 >>> mechanism.charge(3, np.array([4, 17]), Workload(population=100)).parts
 (Part(event=PoissonGaussian(rate=0.1, noise=1.0), steps=1, clients=None),)
 
-Noise in shares (`noise_at: clients`). Each client adds a rounded Gaussian of variance (z·2ᵇ)²/m, m the
-drawn cohort, and the server tops up for those who dropped out. A sum of rounded Gaussians is not a rounded
-Gaussian, but by Poisson summation its probabilities are those of round(N + U₂ + … + U_m), N Gaussian with
-the whole variance and U_i independent uniforms on ±½, but for a relative error of order exp(−π²s²), s the
-smallest share's standard deviation in units. That is post-processing of the Gaussian mechanism; s ≥ 16 is
-required, so the error is below 10⁻¹⁰⁰⁰.
+Noise in shares (`noise_at: clients`). Each client adds a rounded Gaussian of variance (zΔ)²/m, m the drawn
+cohort and Δ = 2ᵇ + √d/2, and the server tops up for those who dropped out. A sum of rounded Gaussians is as
+good as a rounded one, and Δ allows for the number of shares: `tacit.privacy.shares` has the theorem.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from tacit.errors import UserError
 from tacit.privacy.bits import Ids
@@ -36,7 +33,7 @@ from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
     COHORT,
-    NOT_COVERED,
+    METRICS,
     RELEASE,
     Arrivals,
     Description,
@@ -46,14 +43,14 @@ from tacit.privacy.mechanisms.base import (
     Unit,
     Workload,
 )
+from tacit.privacy.metrics import Seen
 from tacit.privacy.sampling import Poisson
+from tacit.privacy.shares import LEAST_SHARE, lengthened
 from tacit.privacy.steps import round_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
 NoiseAt = Literal["server", "clients"]
-LEAST_SHARE = 16.0
-"""Least standard deviation of a client's share of the noise, in grid units."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,8 @@ class ClientLevel(Mechanism):
 
     @property
     def sum_noise(self) -> float:
-        """The multiplier of the noise on the sum of uploads."""
-        return self.noise
+        """The multiplier of the noise on the sum of uploads: such that it and the metrics cost `noise`."""
+        return self.noise if self.metrics is None else self.metrics.rest(self.noise)
 
     def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding:
         bound = self.clip.bind(sizes, layout, self.clipping_norm(state))
@@ -110,7 +107,7 @@ class ClientLevel(Mechanism):
         grid = self.grid(state, bound.dimension)
         if self.noise_at == "server" or not drawn:
             return Bounding(bound, grid)
-        share = self.std(grid) / math.sqrt(drawn)
+        share = self.shared_std(grid, bound.dimension) / math.sqrt(drawn)
         if share < LEAST_SHARE:
             raise UserError(
                 f"privacy.noise_at: noise {self.noise:g} in {drawn:,} shares is too little to be added in "
@@ -126,6 +123,10 @@ class ClientLevel(Mechanism):
         """Standard deviation of the noise on a sum, in the grid's units."""
         return self.sum_noise * grid.radius
 
+    def shared_std(self, grid: Grid, dimension: int) -> float:
+        """The same where it is made in shares, for a sum of so many coordinates."""
+        return self.std(grid) * lengthened(grid.radius, dimension) / grid.radius
+
     def release(
         self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
     ) -> tuple[Vectors, State]:
@@ -137,18 +138,40 @@ class ClientLevel(Mechanism):
         expected = self.expected(workload.population)
         if not self.sums_integers:
             return {name: vector.div_(expected) for name, vector in total.items()}, state
-        missing = 1.0
-        if self.noise_at == "clients" and arrivals.drawn:
-            missing = 1 - arrivals.arrived / arrivals.drawn
-        grid = self.grid(state, sum(vector.numel() for vector in total.values()))
+        dimension = sum(vector.numel() for vector in total.values())
+        grid = self.grid(state, dimension)
+        std = self.std(grid)
+        if self.noise_at == "clients":
+            missing = 1 - arrivals.arrived / arrivals.drawn if arrivals.drawn else 1.0
+            std = self.shared_std(grid, dimension) * math.sqrt(missing)
         bits = self.bits(workload.seed, round, attempt, RELEASE)
         mean: Vectors = {}
         for name, vector in total.items():
-            add_rounded_gaussian_(vector, self.std(grid) * math.sqrt(missing), bits)
+            add_rounded_gaussian_(vector, std, bits)
             mean[name] = grid.decoded(vector, 1 / expected)
         return mean, state
 
+    def measure(
+        self,
+        cohort: Sequence[Seen],
+        tests: Sequence[float],
+        state: State,
+        round: int,
+        attempt: int,
+        workload: Workload,
+    ) -> dict[str, float]:
+        if self.metrics is None:
+            return {}
+        bits = self.bits(workload.seed, round, attempt, METRICS)
+        expected = self.expected(workload.population)
+        return self.metrics.release(cohort, tests, self.clipping_norm(state), expected, self.noise, bits)
+
     # --- what a person is told --------------------------------------------------------------------------
+
+    def without_metrics(self) -> Self:
+        return (
+            self if self.metrics is None else replace(self, metrics=None, noise=self.metrics.rest(self.noise))
+        )
 
     def warnings(self, workload: Workload) -> list[str]:
         return self._loose_delta(workload.population, "clients")
@@ -163,7 +186,7 @@ class ClientLevel(Mechanism):
             maker = (
                 "the clients of the cohort in equal shares, topped up by the server for those who dropped out"
             )
-        covered = [*NOT_COVERED]
+        covered = [*self._not_covered]
         covered.append(
             "how many clients there are: the sampling rate is made from it, so it counts as public"
         )
@@ -174,7 +197,7 @@ class ClientLevel(Mechanism):
             sampling=f"Sampling: {sampled}.",
             clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self._how_clipped}.",
             noise=(
-                f"Noise: a rounded Gaussian on whole numbers, {self.noise:g} × the clipping norm on every "
+                f"Noise: a rounded Gaussian on whole numbers, {self.sum_noise:g} × the clipping norm on each "
                 f"sum, made by {maker}, from {self._source}. The accountant's ε is that of the released "
                 "bits: each client's upload is rounded to a grid and checked against its bound in whole "
                 "numbers, sums are exact, and adding a rounded Gaussian to a whole number is "
@@ -182,6 +205,16 @@ class ClientLevel(Mechanism):
             ),
             observers=self._observers(epsilon),
             not_covered=tuple(covered),
+            metrics=self._measured,
+        )
+
+    @property
+    def _measured(self) -> str:
+        if self.metrics is None:
+            return ""
+        return (
+            f"{self.metrics.describe(self.noise)} They take {self.metrics.share:.3g} of a round's 1/noise²: "
+            f"with the update they cost what noise {self.noise:g} would."
         )
 
     @property

@@ -29,7 +29,7 @@ law, since Σ⟨g_t, u_t⟩ with u_t known before g_t and Σ‖u_t‖² padded t
 characteristic function is a product of conditional ones.
 
 A round that is played again after a crash gets fresh z and the saved n of the rounds before it. What the
-torn round let out is one more row of a query, as long as the longest row there is, and is charged so.
+interrupted round let out is one more row of a query, as long as the longest row there is, and is charged so.
 
 The noise of earlier rounds is secret for ever: it is in the run's checkpoints, which must not be shown.
 """
@@ -40,6 +40,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 import torch
@@ -112,21 +113,44 @@ class Correlated(ClientLevel):
     # --- what it costs ----------------------------------------------------------------------------------
 
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
-        """What this round adds to the squared sensitivity of all before it; of a round that is played
-        again, all that a row can be.
+        """What this round adds to the squared sensitivity of all before it, nothing if that is nothing (with
+        fewer bands than groups); of a round that is played again, all that a row can be.
         """
         if round >= self.rounds:
             raise UserError(f"the matrix of the correlated noise was made for {self.rounds} rounds, not more")
         if attempt:
             return Charge(round, (self.costliest(workload),))
-        return Charge(round, (Part(MatrixRow(self.noise, float(self._squares(workload)[round]))),))
+        square = float(self._charged(workload)[round])
+        return Charge(round, (Part(MatrixRow(self.noise, square)),) if square else ())
 
     def costliest(self, workload: Workload) -> Part:
         n = workload.population
-        return Part(MatrixRow(self.noise, largest_row(self.matrix(n), self.rounds, self.separation(n))))
+        longest = largest_row(self.matrix(n), self.rounds, self.separation(n))
+        return Part(MatrixRow(self.noise, longest + self.measured))
 
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
-        return [{MatrixRow(noise, math.fsum(self._squares(workload)[:rounds])): 1}]
+        return [{MatrixRow(noise, math.fsum(self._charged(workload)[:rounds])): 1}]
+
+    @property
+    def sum_noise(self) -> float:
+        """Here metrics are paid for beside the rows, and the noise on the sums is the announced one."""
+        return self.noise
+
+    @property
+    def measured(self) -> float:
+        """What a participation's metrics add to the squared sensitivity: their noise is independent, of
+        multiplier `noise`/√share.
+        """
+        return 0.0 if self.metrics is None else self.metrics.share
+
+    def _charged(self, workload: Workload) -> Floats:
+        """What each round adds to a client's squared sensitivity: its row, and metrics when a turn begins.
+
+        Nobody takes part twice in a turn, so after T rounds everyone has paid for ⌈T/b⌉ participations.
+        """
+        squares: Floats = self._squares(workload).copy()
+        squares[:: self.separation(workload.population)] += self.measured
+        return squares
 
     def _squares(self, workload: Workload) -> Floats:
         n = workload.population
@@ -202,6 +226,9 @@ class Correlated(ClientLevel):
 
     # --- what a person is told --------------------------------------------------------------------------
 
+    def without_metrics(self) -> Self:
+        return replace(self, metrics=None)
+
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
         plain = super().describe(population, epsilon, worst)
         groups = self.separation(population)
@@ -217,6 +244,15 @@ class Correlated(ClientLevel):
             noise=f"{self._how_correlated(population)} {plain.noise}",
             observers=(replace(secret, why="Nothing about sampling is secret."), *plain.observers[1:]),
             not_covered=(*plain.not_covered, covered),
+        )
+
+    @property
+    def _measured(self) -> str:
+        if self.metrics is None:
+            return ""
+        return (
+            f"{self.metrics.describe(self.noise)} Each participation pays for them: {self.measured:.3g} on "
+            "its squared sensitivity."
         )
 
     def _how_correlated(self, population: int) -> str:

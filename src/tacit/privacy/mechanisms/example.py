@@ -49,6 +49,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.errors import UserError
+from tacit.privacy.ahead import Drawn, ahead
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
@@ -56,7 +57,6 @@ from tacit.privacy.gaussian import for_each_stretch, rounded_gaussian
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
-    NOT_COVERED,
     Arrivals,
     Description,
     Mechanism,
@@ -180,17 +180,16 @@ class ExampleLevel(Mechanism):
         sensitivity = grid.radius * (1 + slack) + math.isqrt(dimension) + 1
         return self.noise * sensitivity
 
-    def draws(self, dimension: int, bits: Bits, batch: float) -> NDArray[np.int64]:
-        """The noise of one step, in grid units: for `privatize_`, which draws the same if it is not given
-        them.
+    def ahead(self, dimension: int, bits: Bits, batch: float, elsewhere: bool = False) -> Bits | Drawn:
+        """What to give to `privatize_`, which may be making its noise from now on.
+
+        `elsewhere`: gradients are computed on another device, so the host has nothing else to do.
         """
         if not self.noise:
-            return np.zeros(dimension, np.int64)
-        return rounded_gaussian(dimension, self._units(self._grid(dimension), dimension, batch), bits)
+            return bits
+        return ahead(dimension, self._units(self._grid(dimension), dimension, batch), bits, elsewhere)
 
-    def privatize_(
-        self, gradients: Tensor, bits: Bits, batch: float, draws: NDArray[np.int64] | None = None
-    ) -> Tensor:
+    def privatize_(self, gradients: Tensor, bits: Bits | Drawn, batch: float) -> Tensor:
         """The private gradient g̃ = (1/B)[Σ clip_C(g_j) + N(0, σ²C² I)], in place.
 
         `gradients` is the float32 sum of clipped gradients over a Poisson batch (zeros if it was empty),
@@ -202,9 +201,12 @@ class ExampleLevel(Mechanism):
         grid = self._grid(dimension)
         std, unit = self._units(grid, dimension, batch), grid.unit
         if gradients.device.type != "cpu":
-            return self._privatize_there_(
-                gradients, self.draws(dimension, bits, batch) if draws is None else draws, unit, batch
+            draws = (
+                bits.take(dimension, std)
+                if isinstance(bits, Drawn)
+                else rounded_gaussian(dimension, std, bits)
             )
+            return self._privatize_there_(gradients, draws, unit, batch)
         sums = gradients.numpy()
 
         def add(start: int, noise: NDArray[np.int64]) -> None:
@@ -216,7 +218,10 @@ class ExampleLevel(Mechanism):
             whole *= unit / batch
             stretch[:] = whole
 
-        for_each_stretch(dimension, std, bits, add)
+        if isinstance(bits, Drawn):
+            bits.for_each_stretch(dimension, std, add)
+        else:
+            for_each_stretch(dimension, std, bits, add)
         return gradients
 
     @staticmethod
@@ -267,10 +272,17 @@ class ExampleLevel(Mechanism):
                 ),
             ),
             not_covered=(
-                *NOT_COVERED,
+                *self._not_covered,
                 "how many records a client has, and which clients took part: both count as public",
                 "a person with several records: protection weakens with their number",
                 "what a model draws with randint, randperm or multinomial, or on an accelerator: all other "
                 "masks of records are the cipher's",
+            ),
+            metrics=""
+            if self.metrics is None
+            else (
+                "Metrics: what is told of a round (norms of uploads, which of them were not finite, what a "
+                "method notes) is made of private gradients, and costs nothing more. Losses are exact, and "
+                "not told."
             ),
         )

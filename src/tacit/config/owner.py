@@ -1,0 +1,182 @@
+"""`client.yaml`: what the owner of some records sets down, and a run's job made from it.
+
+    name: clinic
+    server: federation.example.org:8443
+    data: {name: table, path: records.csv, features: [age, dose], label: outcome}
+    allow: {unit: example, epsilon: 4, delta: 1e-6, methods: [dp-fedadamw], send: [examples]}
+
+The server's settings come with its orders, as plain values. What they may name is the owner's to say; where
+the records are, the owner alone knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError, model_validator
+
+from tacit.config.build import build_dataset, build_job, build_population
+from tacit.config.imports import PREFIX
+from tacit.config.loading import load, parse
+from tacit.config.schema import Config, Data
+from tacit.data import Dataset
+from tacit.data.identity import Identity, identify
+from tacit.data.tokens import BYTES
+from tacit.deploy import Allow, alone
+from tacit.deploy.client import Prepared
+from tacit.deploy.messages import TrainOrder
+from tacit.deploy.policy import Asked, Number, refuse_beyond
+from tacit.errors import UserError
+from tacit.section import Section
+
+CLIENT = "client.yaml"
+
+
+class Owner(Section):
+    """The whole of `client.yaml`; paths are from its own folder."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]
+    server: Annotated[str, Field(pattern=r"^[\w.:\[\]-]+:\d{1,5}$")]
+    """HOST:PORT of the federation's public door."""
+    ca: str = "ca.crt"
+    """The federation's certificate authority."""
+    server_key: str = "server.pub"
+    """Whose orders are carried out."""
+    key: str = "key"
+    state: str = "state"
+    data: dict[str, Any]
+    """The records, as in a config. A rehearsal takes one `part` of a split data set."""
+    part: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the split, in a rehearsal."""
+    allow: Allow
+
+    @model_validator(mode="after")
+    def _split(self) -> Self:
+        if (self.part is None) != ("partition" not in self.data):
+            raise ValueError("data.partition and part belong together: a rehearsal with a part of a data set")
+        _ = self.split
+        return self
+
+    @property
+    def split(self) -> Data:
+        """Its data section as it stands, in a rehearsal with the split."""
+        return Data.model_validate({"partition": {"kind": "owners", "clients": 1}, **self.data})
+
+    def section(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
+        """A run's data section with the records of this client."""
+        return {**theirs, **{key: value for key, value in self.data.items() if key != "partition"}}
+
+
+def read_owner(folder: Path) -> Owner:
+    """The `client.yaml` of a folder, checked."""
+    file = folder / CLIENT
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return Owner.model_validate(values)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}); `tacit client init` writes one") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid YAML ({str(error).splitlines()[0]})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{file}: {where + ': ' if where else ''}{first['msg']}") from None
+
+
+class OwnRecords:
+    """An owner's records, read once for each way to prepare them."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self._read: tuple[str, Dataset, NDArray[Any]] | None = None
+
+    def prepare(self, order: TrainOrder, folder: Path) -> Prepared:
+        """The job of a run, in which this client alone has records; see `tacit.deploy.client.Prepare`."""
+        owner = self.owner
+        try:
+            plain, _ = parse(order.config)
+            refuse_beyond(owner.allow, asked(load(plain, presets=False)))
+            config = load({**plain, "data": owner.section(plain["data"])}, presets=False)
+        except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"the run's settings are none ({type(error).__name__})") from None
+        dataset, own = self._records(config)
+        dataset = as_looks(dataset, order)
+        holdout, validation = config.data.holdout, config.data.validation
+        population = alone(dataset.train, own, order.client, order.clients, holdout, validation)
+        job = build_job(config, folder, dataset=dataset, population=population)
+        return Prepared(job, self.identity(dataset, own))
+
+    def count(self) -> int:
+        """Training records, as the owner's settings alone have them."""
+        _, own = self._records(self._alone())
+        data = self._alone().data
+        return int(alone(np.empty(len(own)), own, 0, 1, data.holdout, data.validation).sizes[0])  # type: ignore[arg-type]
+
+    def identity(self, dataset: Dataset, own: NDArray[Any]) -> Identity:
+        return identify(self.owner.data["name"], alone(dataset.train, own))
+
+    def _records(self, config: Config) -> tuple[Dataset, NDArray[Any]]:
+        name = repr((config.data, config.task, config.model.hub))
+        if self._read is None or self._read[0] != name:
+            dataset = build_dataset(config)
+            own: NDArray[Any] = np.arange(len(dataset.train))
+            if self.owner.part is not None:
+                asked_for = {"seed": self.owner.seed, "data": self.owner.split}
+                split = build_population(config.model_copy(update=asked_for), dataset)
+                if self.owner.part >= len(split):
+                    raise UserError(f"part: {self.owner.part} of {len(split)}; they are counted from 0")
+                start, end = split.offsets[self.owner.part : self.owner.part + 2]
+                own = split.indices[start:end]
+            self._read = name, dataset, own
+        return self._read[1], self._read[2]
+
+    def _alone(self) -> Config:
+        """A config that is good for reading the records."""
+        return load(
+            {"rounds": 1, "data": self.owner.section({"partition": {"kind": "owners", "clients": 1}}),
+             "model": "logistic", "cohort": 1, "local": {"steps": 1, "batch": 1, "lr": 0.1}},
+            presets=False,
+        )  # fmt: skip
+
+
+def asked(config: Config) -> Asked:
+    """What a run wants of a client, as far as the owner's policy has a say."""
+    model, privacy = config.model, config.privacy
+    names = [model.hub, model.start, model.config if isinstance(model.config, str) else None]
+    names += [
+        name
+        for name in (model.name, config.task.name if config.task else None)
+        if name and name.startswith(PREFIX)
+    ]
+    names += [config.data.tokenizer] if config.data.tokenizer != BYTES else []
+    needs: list[Number] = ["examples"] if config.weights == "examples" else []
+    if privacy is not None and privacy.adaptive is not None:
+        needs.append("metrics")
+    return Asked(
+        method=config.method.name,
+        unit=None if privacy is None else privacy.unit,
+        simulation=privacy is not None and privacy.entropy == "seed",
+        names=tuple(name for name in names if name is not None),
+        needs=tuple(needs),
+    )
+
+
+def as_looks(dataset: Dataset, order: TrainOrder) -> Dataset:
+    """The records as the run takes them to be; one owner's may lack some classes, but not have others."""
+    if tuple(dataset.shape) != order.shape:
+        raise UserError(f"records of shape {dataset.shape} where the run's are {order.shape}")
+    if dataset.classes > order.classes:
+        raise UserError(f"records of {dataset.classes} classes where the run has {order.classes}")
+    if dataset.label_names != order.labels:
+        raise UserError(
+            "its classes have other names, or another order, than the run's, so their numbers would not mean "
+            "the same; use numbers from 0 as labels on all machines"
+        )
+    return replace(dataset, classes=order.classes)

@@ -1,0 +1,304 @@
+"""A client: it carries out orders on its owner's records, if its owner's policy lets it.
+
+What happens to an order, in this order: is it the server's, for this client, and of this protocol? does it
+still hold? was it carried out before? does the policy allow it? do model and records fit? is the body what
+the head says? Only then does the client's own ledger pay (on disk, before anything else), the client trains,
+keeps its state (on disk), and answers. What is refused costs nothing. What fails after the charge stays
+charged.
+
+How messages come and go is somebody else's business (`tacit.deploy.flower`): this is a function from bytes to
+bytes, and it raises nothing, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from tacit.data.identity import Identity
+from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint
+from tacit.deploy.ledgers import Nonces, OverBudget, OwnLedgers, own_cost
+from tacit.deploy.messages import (
+    Answer,
+    BadMessage,
+    Refusal,
+    TrainOrder,
+    Vector,
+    body_hash,
+    head_hash,
+    pack,
+    read,
+    unpack,
+    written,
+)
+from tacit.deploy.policy import Allow, NotAllowed
+from tacit.engine import BUFFERS, Job, Order, Report, Visit, Worker
+from tacit.engine.states import NONE
+from tacit.errors import UserError
+from tacit.privacy import AdaptiveClip, Bounding, ClientLevel
+from tacit.vector import Layout, Vectors, frozen_hash, read_buffers, read_values
+
+AHEAD = 300.0
+"""Seconds by which the server's clock may be ahead of the client's."""
+LONGEST = 7 * 86400.0
+"""Seconds for which an order may hold: for so long it must be remembered."""
+RUNS, LEDGERS, NONCES, LOG = "runs", "ledgers", "nonces.json", "log.jsonl"
+
+
+class Mismatch(UserError):
+    """The order is not for a client like this one."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a client needs to carry out a run's orders: the job, in which it alone has records, and which."""
+
+    job: Job
+    data: Identity
+
+
+Prepare = Callable[[TrainOrder, Path], Prepared]
+"""Makes a job from an order's settings and the owner's records, its states in a folder.
+
+Raises `NotAllowed` if the owner's policy forbids it, and `UserError` if it cannot be done.
+"""
+Reply = tuple[bytes, bytes]
+"""A head and a body."""
+
+
+class Client:
+    """One owner's client, with its state in a folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        key: PrivateKey,
+        server: PublicKey,
+        allow: Allow,
+        prepare: Prepare,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder, self.allow = folder, allow
+        self._key, self._server, self._prepare, self._clock = key, server, prepare, clock
+        self._who = fingerprint(key.public_key())
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.ledgers = OwnLedgers(folder / LEDGERS)
+        self._nonces = Nonces(folder / NONCES, clock())
+        self._made: tuple[str, Prepared, Worker] | None = None
+
+    def answer(self, head: bytes, body: Callable[[], bytes]) -> Reply | None:
+        """Carry out an order; None if it is not one of the server's to this client.
+
+        `body` is asked for only once everything else about the order is in order.
+        """
+        try:
+            order = read(head, self._server, TrainOrder)
+            if order.to != self._who:
+                raise BadMessage("it is for another client")
+        except BadMessage as error:
+            self.log("dropped", text=str(error))
+            return None
+        try:
+            answer = self._carried_out(order, head, body)
+            self.log("answered", order)
+            return answer
+        except OverBudget as error:
+            return self._refused(order, "budget", str(error))
+        except NotAllowed as error:
+            return self._refused(order, "not allowed", str(error))
+        except _Late as error:
+            return self._refused(order, error.reason, str(error))
+        except (Mismatch, BadMessage) as error:
+            return self._refused(order, "mismatch", str(error))
+        except Exception as error:  # what went wrong with the owner's records is not the server's business
+            self.log("failed", order, f"{type(error).__name__}: {error}")
+            return self._refused(order, "failed", "see the client's log")
+
+    def close(self) -> None:
+        self.ledgers.close()
+
+    def _carried_out(self, order: TrainOrder, head: bytes, body: Callable[[], bytes]) -> Reply:
+        self._refuse_late(order)
+        prepared, worker = self._worker(order)
+        job = prepared.job
+        self._refuse_misfit(order, job)
+        bounding = _bounding(order, job)
+        message = unpack(body(), order, expected_message(job))
+        if order.state != NONE and _state_digest(job, order) != order.state_digest:
+            raise Mismatch("its own state is not the one that the server knows of")
+        self._refuse_late(order)  # a large body takes its time
+        self._nonces.add(order.nonce, order.created + order.ttl, self._clock())
+        self._pay(order, prepared)
+        into = job.empty_sums()
+        visit = Visit(order.client, order.state, order.replay)
+        work = Order(order.round, order.lr, order.steps, order.decay, False, order.attempt, bounding)
+        (report,) = worker.sum(work, message, [visit], into)
+        if not report.finite:
+            raise ArithmeticError("the update was infinite or not a number")
+        digest = None
+        if report.state is not None:
+            job.states.sync({order.client: report.state})
+            digest = job.states.digest(order.client, report.state)
+        keep = {order.state, *order.keep, *filter(None, [report.state])}
+        job.states.prune(order.client, keep)
+        return self._told(order, head, narrowed(into, bounding), report, digest)
+
+    def _refuse_late(self, order: TrainOrder) -> None:
+        now = self._clock()
+        if not 0 < order.ttl <= LONGEST or order.created > now + AHEAD:
+            raise _Late("expired", "the order holds for too long, or is from the future; compare the clocks")
+        if now > order.created + order.ttl:
+            raise _Late("expired", "the order has expired")
+        if order.nonce in self._nonces:
+            raise _Late("replayed", "the order was carried out before")
+
+    def _worker(self, order: TrainOrder) -> tuple[Prepared, Worker]:
+        """The job of an order, made once for a run."""
+        about = (
+            order.run,
+            order.client,
+            order.clients,
+            order.config,
+            order.shape,
+            order.classes,
+            order.labels,
+        )
+        name = sha256(repr(about).encode()).hexdigest()
+        if self._made is None or self._made[0] != name:
+            self._made = None
+            folder = self.folder / RUNS / order.run
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                prepared = self._prepare(order, folder)
+            except NotAllowed:
+                raise
+            except UserError as error:
+                raise Mismatch(f"the run cannot be prepared here: {_printable(str(error))}") from error
+            self._made = name, prepared, Worker(prepared.job)
+        return self._made[1], self._made[2]
+
+    @staticmethod
+    def _refuse_misfit(order: TrainOrder, job: Job) -> None:
+        if layout_hash(job.layout) != order.layout:
+            raise Mismatch("its model has other parameters than the server's; compare versions of tacit")
+        if frozen_hash(job.model) != order.frozen:
+            raise Mismatch("the frozen part of its model is not the server's")
+
+    def _pay(self, order: TrainOrder, prepared: Prepared) -> None:
+        job, allow = prepared.job, self.allow
+        if job.privacy is None:
+            self.log("unprotected", order)
+            return
+        cost = own_cost(job.privacy, job.workload, order.client)
+        self.ledgers.charge(
+            order.run, order.round, cost, job.privacy, prepared.data, allow.unit, allow.epsilon, allow.delta
+        )
+
+    def _told(
+        self, order: TrainOrder, head: bytes, upload: Vectors, report: Report, digest: str | None
+    ) -> Reply:
+        send = self.allow.send
+        body, vectors = pack(upload)
+        answer = Answer(
+            run=order.run,
+            client=order.client,
+            nonce=order.nonce,
+            order=head_hash(head),
+            steps=report.steps,
+            norm=float(report.norm) if "metrics" in send else None,
+            examples=report.examples if "examples" in send else None,
+            loss=float(report.loss) if "loss" in send and math.isfinite(report.loss) else None,
+            notes={k: float(v) for k, v in report.notes.items()} if "metrics" in send else None,
+            seconds=float(report.seconds) if "seconds" in send else None,
+            state=report.state,
+            state_digest=digest,
+            vectors=vectors,
+            body=body_hash(body),
+        )
+        return written(answer, self._key), body
+
+    def _refused(self, order: TrainOrder, reason: str, text: str) -> Reply:
+        self.log("refused", order, f"{reason}: {text}")
+        refusal = Refusal(order.run, order.client, order.nonce, reason, _printable(text)[:1000])
+        return written(refusal, self._key), b""
+
+    def log(self, what: str, order: TrainOrder | None = None, text: str = "") -> None:
+        """One line for the owner."""
+        line = {"time": self._clock(), "what": what}
+        if order is not None:
+            line |= {"run": order.run, "round": order.round, "attempt": order.attempt}
+        if text:
+            line["text"] = _printable(text)
+        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+
+class _Late(UserError):
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def layout_hash(layout: Layout) -> str:
+    """Names, shapes and order of what is trained, and how much of it is shared."""
+    parts = [(segment.name, tuple(segment.shape)) for segment in layout.segments]
+    return sha256(repr((parts, layout.shared)).encode()).hexdigest()
+
+
+def expected_message(job: Job) -> tuple[Vector, ...]:
+    """What a run's message consists of."""
+    theta = read_values(job.model, job.layout)[: job.layout.shared].float()
+    message = job.algorithm.message(job.algorithm.init(theta, job.layout))
+    sizes = {name: vector.numel() for name, vector in message.items()}
+    if buffers := read_buffers(job.model).numel():
+        sizes[BUFFERS] = buffers
+    return tuple((name, "f4", size) for name, size in sizes.items())
+
+
+def expected_upload(job: Job, bounding: Bounding | None) -> tuple[Vector, ...]:
+    """What a client's answer consists of."""
+    dtype = "f4"
+    if bounding is not None and bounding.grid is not None:
+        dtype = "i4" if bounding.grid.bits < 31 else "i8"
+    return tuple((name, dtype, size) for name, size in job.upload_sizes.items())
+
+
+def narrowed(upload: Vectors, bounding: Bounding | None) -> Vectors:
+    """Whole numbers in as many bytes as their bound needs."""
+    if bounding is None or bounding.grid is None or bounding.grid.bits >= 31:
+        return upload
+    return {name: vector.to(torch.int32) for name, vector in upload.items()}
+
+
+def _bounding(order: TrainOrder, job: Job) -> Bounding | None:
+    """What the client does to its upload: its own rule, made from the settings that its owner allowed."""
+    mechanism = job.privacy
+    if not isinstance(mechanism, ClientLevel):
+        if order.bound is not None:
+            raise Mismatch("the order names a clipping norm where none is used")
+        return None
+    adaptive = isinstance(mechanism, AdaptiveClip)
+    if order.bound is None or (not adaptive and order.bound != mechanism.clip.bound):
+        raise Mismatch("the order's clipping norm is not the run's")
+    return mechanism.bounding({"bound": order.bound}, job.upload_sizes, job.layout, 1)
+
+
+def _state_digest(job: Job, order: TrainOrder) -> str | None:
+    try:
+        return job.states.digest(order.client, order.state)
+    except ValueError:
+        return None
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+__all__ = ["LEDGERS", "LOG", "Client", "Mismatch", "Prepare", "Prepared"]

@@ -1,0 +1,173 @@
+"""What one owner's records have paid, over all runs: ledgers of its own, on its own disk.
+
+A run's server has a ledger too, but an owner need not believe it. Here each run has a file of its own (see
+`tacit.privacy.ledger`), and the budget is asked of all of them together that touch some of the same records.
+
+What is counted
+---------------
+*Example level*: the client's own noisy steps, at its own rate. Whoever sees every upload, the server
+included, learns no more than this ε says.
+
+*Client level*: the noise is the server's. Charged is one Gaussian release for each round in which the client
+takes part, as if everybody knew that it did: whoever watches the network does. So this ε is not reduced by
+the sampling of clients, and it holds if the server adds the noise that it promises. Neighbours: the client's
+upload, or zero in its place.
+
+Client-level protection covers single records too, so its charges count against an example-level budget as
+well; not the other way round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from tacit.data.identity import Identity
+from tacit.errors import UserError
+from tacit.federation.files import sealed, unsealed, write_atomically
+from tacit.privacy import (
+    AdaptiveClip,
+    Charge,
+    ClientLevel,
+    ExampleLevel,
+    Header,
+    Ledger,
+    Mechanism,
+    Part,
+    PoissonGaussian,
+    Workload,
+    replay,
+)
+from tacit.privacy.accountants import Epsilon
+from tacit.privacy.ledger import Contents
+from tacit.privacy.totals import ClientTotals
+
+
+class OverBudget(UserError):
+    """The owner's budget has no room for it."""
+
+
+def own_cost(mechanism: Mechanism, workload: Workload, client: int) -> Part:
+    """What one round costs a client that takes part in it."""
+    if isinstance(mechanism, ExampleLevel):
+        (part,) = mechanism.charge(0, np.array([client]), workload).parts
+        return replace(part, clients=None)
+    if type(mechanism) not in (ClientLevel, AdaptiveClip):
+        raise UserError(f"a client cannot count the cost of {mechanism.kind} noise by itself yet")
+    return Part(PoissonGaussian(1.0, mechanism.noise))
+
+
+@dataclass(frozen=True)
+class Account:
+    """One run's charges on this owner's records."""
+
+    run: str
+    data: Identity
+    contents: Contents
+
+    def counts_for(self, unit: str, data: Identity | None) -> bool:
+        same = data is None or self.data.overlaps(data) or self.data.fingerprint == data.fingerprint
+        return same and (unit != "client" or self.contents.header.unit == "client")
+
+
+class OwnLedgers:
+    """The ledgers of one client. Only one process may have them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._open: dict[str, tuple[Identity, Ledger]] = {}
+        self._others = {account.run: account for account in read_accounts(folder)}
+
+    def charge(
+        self, run: str, round: int, cost: Part, mechanism: Mechanism, data: Identity,
+        unit: str, budget: float | None, delta: float,
+    ) -> None:  # fmt: skip
+        """Put a round's cost on disk, unless that would exceed the budget over all runs."""
+        expense = [(cost.event, cost.steps, None)]
+        if budget is not None and self._totals(unit, data).would_exceed(expense, budget, delta):
+            raise OverBudget(f"this round would exceed the budget of ε = {budget:g} over all runs")
+        self._ledger(run, cost, mechanism, data).charge(Charge(round, (cost,)))
+
+    def close(self) -> None:
+        for _, ledger in self._open.values():
+            ledger.close()
+        self._open.clear()
+
+    def _ledger(self, run: str, cost: Part, mechanism: Mechanism, data: Identity) -> Ledger:
+        if run not in self._open:
+            identity = self.folder / f"{run}.json"
+            if not identity.exists():  # before the first charge, which could not be counted without it
+                write_atomically(identity, sealed(data.to_json()))
+            header = Header(mechanism.unit, mechanism.delta, cost, data.fingerprint, mechanism.simulated)
+            self._open[run] = data, Ledger.open(self.folder / f"{run}.jsonl", header)
+            self._others.pop(run, None)
+        ledger = self._open[run][1]
+        if ledger.header.data != data.fingerprint:
+            raise UserError("the records are not those that the run began with; that must be a new run")
+        known = ledger.header.costliest
+        if not known.event.dominates(cost.event) or known.steps < cost.steps:
+            raise UserError("the run costs more now than when it began; that must be a new run")
+        return ledger
+
+    def _totals(self, unit: str, data: Identity) -> ClientTotals:
+        return replay(
+            charge
+            for account in self.accounts()
+            if account.counts_for(unit, data)
+            for charge in account.contents.charges
+        )
+
+    def accounts(self) -> Iterator[Account]:
+        yield from self._others.values()
+        for run, (data, ledger) in self._open.items():
+            yield Account(run, data, ledger.contents)
+
+
+def read_accounts(folder: Path) -> list[Account]:
+    """Every run's charges, each line of them checked."""
+    found = []
+    for file in sorted(folder.glob("*.jsonl")):
+        try:
+            data = Identity.from_json(unsealed(file.with_suffix(".json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{file.with_suffix('.json')}: nobody can say whose charges these are ({error}); restore it"
+            ) from None
+        found.append(Account(file.stem, data, Ledger.read(file)))
+    return found
+
+
+def spent(accounts: list[Account], unit: str, delta: float) -> Epsilon:
+    """ε of everything together that counts for this unit."""
+    counted = [account for account in accounts if account.counts_for(unit, None)]
+    return replay(c for account in counted for c in account.contents.charges).worst(delta).epsilon
+
+
+class Nonces:
+    """Orders that were carried out: none is a second time. One is forgotten once it has expired anyway."""
+
+    def __init__(self, file: Path, now: float) -> None:
+        self._file = file
+        self._until: dict[str, float] = {}
+        if file.exists():
+            try:
+                known = unsealed(file.read_text(encoding="utf-8"))["until"]
+                self._until = {str(nonce): float(until) for nonce, until in known.items() if until >= now}
+            except (OSError, ValueError, KeyError, AttributeError, TypeError, json.JSONDecodeError) as error:
+                raise UserError(
+                    f"{file} is damaged ({error}): old orders could be replayed; restore it"
+                ) from None
+
+    def __contains__(self, nonce: str) -> bool:
+        return nonce in self._until
+
+    def add(self, nonce: str, until: float, now: float) -> None:
+        """Remember one, on disk when this returns."""
+        kept = {n: u for n, u in self._until.items() if u >= now} | {nonce: until}
+        write_atomically(self._file, sealed({"until": kept}))
+        self._until = kept

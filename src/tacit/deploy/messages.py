@@ -1,0 +1,337 @@
+"""What travels: a signed head of plain values, and a body of raw numbers that the head holds the hash of.
+
+No pickle, no code, nothing that depends on who reads it. A head is JSON in one form only, with exactly the
+keys of its kind; a body is named vectors, one after the other, of exactly the lengths that the head says.
+Anything else is a `BadMessage`, whatever the bytes are. A body is apart from its head so that one that goes
+to many is stored and sent once.
+
+>>> from cryptography.hazmat.primitives.asymmetric import ec
+>>> key = ec.generate_private_key(ec.SECP384R1())
+>>> body, names = pack({"delta": torch.ones(2)})
+>>> head = written(Refusal("a" * 32, 0, "b" * 32, "budget", "no"), key)
+>>> read(head, key.public_key(), Refusal).reason
+'budget'
+>>> read(head[:-1], key.public_key(), Refusal)
+Traceback (most recent call last):
+tacit.deploy.messages.BadMessage: its signature is cut off
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+import torch
+
+from tacit.deploy.keys import PrivateKey, PublicKey, sign, signed_by
+from tacit.errors import UserError
+from tacit.vector import Vectors
+
+MAGIC = b"tacit 1\n"
+"""The protocol and its version."""
+LONGEST_HEAD = 1 << 20
+LONGEST_BODY = 1 << 36
+DTYPES = {"f4": torch.float32, "i4": torch.int32, "i8": torch.int64}
+WIDTHS = {"f4": 4, "i4": 4, "i8": 8}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Vector = tuple[str, str, int]
+"""Name, dtype and length of one vector of a body."""
+
+
+class BadMessage(UserError):
+    """Bytes that are not a message of ours; says why, and nothing has been done about them."""
+
+
+def _token(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32,64}", value) is not None
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _number(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """Train, and send what comes of it."""
+
+    kind: ClassVar[str] = "train"
+
+    run: str
+    """A random name of the run."""
+    to: str
+    """Whom it is for: the SHA-256 of the client's key."""
+    client: int
+    """The number that the client has in this run."""
+    clients: int
+    """How many there are."""
+    nonce: str
+    created: float
+    """When it was given, in seconds since 1970."""
+    ttl: float
+    """For how many seconds it holds."""
+    round: int
+    attempt: int
+    replay: int
+    lr: float
+    steps: int | None
+    decay: float
+    bound: float | None
+    """The clipping norm in force, at client level."""
+    config: str
+    """The run's settings, as YAML: never code, and nothing about where data are."""
+    shape: tuple[int, ...]
+    classes: int
+    labels: tuple[str, ...]
+    """What the server takes records to be: a client whose records are others must not take part."""
+    layout: str
+    """A hash of names and shapes of what is trained."""
+    frozen: str | None
+    """A hash of what is not."""
+    state: str
+    """The version of its own state that the client starts from."""
+    state_digest: str | None
+    keep: tuple[str, ...]
+    """Versions of its state that the run may still name."""
+    vectors: tuple[Vector, ...]
+    body: str
+    """The SHA-256 of the body."""
+
+    def check(self) -> bool:
+        return (
+            _token(self.run)
+            and _token(self.to)
+            and _token(self.nonce)
+            and all(map(_count, (self.client, self.clients, self.round, self.attempt, self.replay)))
+            and self.client < self.clients
+            and all(map(_number, (self.created, self.ttl, self.lr, self.decay)))
+            and (self.steps is None or _count(self.steps))
+            and (self.bound is None or (_number(self.bound) and self.bound > 0))
+            and all(map(_count, self.shape))
+            and _count(self.classes)
+            and all(isinstance(label, str) for label in self.labels)
+            and _token(self.layout)
+            and (self.frozen is None or _token(self.frozen))
+            and (not self.state or _version(self.state))
+            and (self.state_digest is None or _token(self.state_digest))
+            and all(map(_version, self.keep))
+            and _token(self.body)
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client learnt, and as much about it as its owner lets out (None: not told)."""
+
+    kind: ClassVar[str] = "answer"
+
+    run: str
+    client: int
+    nonce: str
+    order: str
+    """The SHA-256 of the order's head."""
+    steps: int
+    norm: float | None
+    examples: int | None
+    loss: float | None
+    notes: dict[str, float] | None
+    seconds: float | None
+    state: str | None
+    """The version of its state that it wrote, if it did."""
+    state_digest: str | None
+    vectors: tuple[Vector, ...]
+    body: str
+
+    def check(self) -> bool:
+        return (
+            _token(self.run)
+            and _token(self.nonce)
+            and _token(self.order)
+            and _count(self.client)
+            and _count(self.steps)
+            and (self.norm is None or (_number(self.norm) and self.norm >= 0))
+            and (self.examples is None or _count(self.examples))
+            and (self.loss is None or _number(self.loss))
+            and (self.seconds is None or _number(self.seconds))
+            and (self.notes is None or all(_word(k) and _number(v) for k, v in self.notes.items()))
+            and (self.state is None or _version(self.state))
+            and (self.state_digest is None or _token(self.state_digest))
+            and (self.state is None) == (self.state_digest is None)
+            and _token(self.body)
+        )
+
+
+REASONS = ("expired", "replayed", "not allowed", "budget", "mismatch", "failed")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a client did not do as it was told."""
+
+    kind: ClassVar[str] = "refusal"
+
+    run: str
+    client: int
+    nonce: str
+    reason: str
+    """One of `REASONS`."""
+    text: str
+    """For a person; never about records."""
+
+    def check(self) -> bool:
+        return (
+            _token(self.run)
+            and _token(self.nonce)
+            and _count(self.client)
+            and self.reason in REASONS
+            and len(self.text) <= 1000
+            and self.text.isprintable()
+        )
+
+
+Head = TrainOrder | Answer | Refusal
+_H = TypeVar("_H", TrainOrder, Answer, Refusal)
+KINDS: dict[str, type[Head]] = {cls.kind: cls for cls in (TrainOrder, Answer, Refusal)}
+
+
+def written(head: Head, key: PrivateKey) -> bytes:
+    """A head as signed bytes."""
+    content = MAGIC + _dump(head)
+    signature = sign(key, content)
+    return content + signature + len(signature).to_bytes(2, "big")
+
+
+def read(message: bytes, key: PublicKey, kind: type[_H]) -> _H:
+    """The head that the owner of `key` wrote, if it is of this kind."""
+    head = read_any(message, key)
+    if not isinstance(head, kind):
+        raise BadMessage(f"it is a message of kind {head.kind!r} where {kind.kind!r} is due")
+    return head
+
+
+def read_any(message: bytes, key: PublicKey) -> Head:
+    """The head that the owner of `key` wrote; the signature is checked before anything else is read."""
+    if len(message) > LONGEST_HEAD:
+        raise BadMessage(f"its head is longer than {LONGEST_HEAD:,} bytes")
+    if not message.startswith(MAGIC):
+        raise BadMessage("it is not a message of this protocol and version")
+    length = int.from_bytes(message[-2:], "big")
+    content, signature = message[: -2 - length], message[-2 - length : -2]
+    if len(content) <= len(MAGIC) or len(signature) != length or not 0 < length < 256:
+        raise BadMessage("its signature is cut off")
+    if not signed_by(key, content, signature):
+        raise BadMessage("it is not signed by whom it should be from")
+    return _parsed(content[len(MAGIC) :])
+
+
+def head_hash(message: bytes) -> str:
+    """What an answer names its order by."""
+    return sha256(message).hexdigest()
+
+
+def pack(vectors: Mapping[str, torch.Tensor]) -> tuple[bytes, tuple[Vector, ...]]:
+    """A body, and what its head says about it."""
+    named = tuple((name, _NAMES[v.dtype], v.numel()) for name, v in vectors.items())
+    return b"".join(_little(v.detach().contiguous()).tobytes() for v in vectors.values()), named
+
+
+def body_hash(body: bytes) -> str:
+    return sha256(body).hexdigest()
+
+
+def unpack(body: bytes, head: TrainOrder | Answer, expected: Sequence[Vector]) -> Vectors:
+    """The vectors of a body, if it is the one that its head names and they are those that are expected.
+
+    They are in memory of their own.
+    """
+    if head.vectors != tuple(expected):
+        raise BadMessage(f"its vectors are {_listed(head.vectors)} where {_listed(expected)} are due")
+    size = sum(WIDTHS[dtype] * length for _, dtype, length in head.vectors)
+    if len(body) != size or size > LONGEST_BODY:
+        raise BadMessage(f"its body has {len(body):,} bytes instead of {size:,}")
+    if sha256(body).hexdigest() != head.body:
+        raise BadMessage("its body is not the one that its head names")
+    found, at = {}, 0
+    for name, dtype, length in head.vectors:
+        vector = torch.empty(length, dtype=DTYPES[dtype])
+        vector.view(torch.uint8).numpy()[:] = memoryview(body)[at : at + WIDTHS[dtype] * length]
+        found[name] = vector
+        at += WIDTHS[dtype] * length
+    return found
+
+
+def _little(vector: torch.Tensor) -> Any:
+    if sys.byteorder != "little":
+        raise UserError("machines that number bytes from the other end are not supported")
+    return vector.numpy()
+
+
+def _dump(head: Head) -> bytes:
+    plain = {"kind": head.kind} | {field.name: getattr(head, field.name) for field in fields(head)}
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def _parsed(content: bytes) -> Head:
+    try:
+        plain = json.loads(content)
+        cls = KINDS[plain.pop("kind")]
+        head = cls(**{name: _typed(value, _HINTS[cls][name]) for name, value in plain.items()})
+        if not head.check() or _dump(head) != content:
+            raise ValueError("a value is not as it must be")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BadMessage(f"its head is not one of ours ({type(error).__name__})") from None
+    return head
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """A value of JSON as its field has it; TypeError if it is of another type."""
+    if hint == tuple[Vector, ...]:
+        return tuple(_vector(item) for item in _list(value))
+    if hint in (tuple[int, ...], tuple[str, ...]):
+        return tuple(_list(value))
+    kinds = tuple(getattr(hint, "__args__", ())) or (hint,)
+    if hint == dict[str, float] | None:
+        kinds = (dict, type(None))
+    if type(value) not in kinds:
+        raise TypeError(f"{type(value).__name__} where {hint} is due")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list or len(value) > 10_000:
+        raise TypeError("no list, or too long a one")
+    return value
+
+
+def _vector(item: Any) -> Vector:
+    name, dtype, length = _list(item)
+    if not _word(name) or dtype not in DTYPES or not _count(length):
+        raise ValueError("no vector")
+    return name, dtype, length
+
+
+def _word(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[\w.:/ -]{1,100}", name) is not None
+
+
+def _version(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"\d{1,9}-\d{1,9}-\d{1,9}", name) is not None
+
+
+def _listed(vectors: Sequence[Vector]) -> str:
+    return ", ".join(f"{name} {dtype}[{length}]" for name, dtype, length in vectors) or "none"
+
+
+_HINTS: dict[type[Head], dict[str, Any]] = {
+    cls: {k: v for k, v in get_type_hints(cls).items() if k != "kind"} for cls in KINDS.values()
+}

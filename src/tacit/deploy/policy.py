@@ -1,0 +1,79 @@
+"""What the owner of some records lets be done with them: the `allow` section of `client.yaml`.
+
+It is the client's own file, read by the client's own program. Whatever a server asks for beyond it is
+refused, before anything is charged or trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from tacit.errors import UserError
+from tacit.section import Section
+
+Number = Literal["examples", "loss", "metrics", "seconds"]
+
+
+class NotAllowed(UserError):
+    """The owner's policy forbids it."""
+
+
+class Allow(Section):
+    """What may be done with the owner's records, over all runs."""
+
+    unit: Literal["client", "example", "none"]
+    """What must be protected. `example`: single records, by noise that this client makes itself. `client`:
+    all of them together, by noise that the server makes, which sees uploads and must be trusted. `none`:
+    nothing."""
+    epsilon: PositiveFloat | None = None
+    """The budget of all runs together, by this client's own count."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    methods: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Methods that may be run here, by name."""
+    models: tuple[str, ...] = ()
+    """Pretrained models, tokenizers, or Python objects (`import:…`) that a run may name. This package's own
+    networks need not be listed. All of them must be installed here: a server sends no code."""
+    send: tuple[Number, ...] = ()
+    """Exact numbers that may leave beside the update: how many examples, the training loss, the method's
+    own metrics and the update's norm, how long it took."""
+    simulation: bool = False
+    """Allow runs whose noise comes from a seed: a rehearsal, in which nothing is protected."""
+
+    @model_validator(mode="after")
+    def _budget(self) -> Self:
+        if self.unit != "none" and self.epsilon is None:
+            raise ValueError("give allow.epsilon, the budget of all runs together")
+        return self
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run wants of a client."""
+
+    method: str
+    unit: str | None
+    simulation: bool
+    names: tuple[str, ...] = ()
+    """What it would load beside this package."""
+    needs: tuple[Number, ...] = ()
+    """Exact numbers that it cannot do without."""
+
+
+def refuse_beyond(allow: Allow, asked: Asked) -> None:
+    """Raise `NotAllowed` unless all of it is allowed."""
+    if asked.method not in allow.methods:
+        raise NotAllowed(f"the method {asked.method} is not among allow.methods")
+    if allow.unit != "none" and asked.unit != allow.unit:
+        wanted = "no protection" if asked.unit is None else f"protection of each {asked.unit}"
+        raise NotAllowed(f"the run offers {wanted}, and allow.unit is {allow.unit}")
+    if asked.simulation and not allow.simulation:
+        raise NotAllowed("the run's noise comes from a seed (a simulation), which allow.simulation forbids")
+    for name in asked.names:
+        if name not in allow.models:
+            raise NotAllowed(f"the run names {name!r}, which is not among allow.models")
+    for number in asked.needs:
+        if number not in allow.send:
+            raise NotAllowed(f"the run needs to know {number!r}, which is not among allow.send")

@@ -1,0 +1,177 @@
+"""Who belongs to a federation: numbers, keys, and how many records each owner says it has.
+
+`roster.json` in the server's folder. Clients are numbered in the order in which they came and never lose
+their number. A run is about the first N of them, so its population, which its guarantee counts as public, is
+frozen while others join for the next one. Somebody who is put out keeps the number and counts as absent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.data import Population, Records
+from tacit.data.records import Batch, Indices
+from tacit.deploy.keys import PublicKey, fingerprint, public_text, read_public
+from tacit.errors import UserError
+from tacit.federation.files import sealed, unsealed, write_atomically
+
+ROSTER = "roster.json"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client of the federation."""
+
+    name: str
+    key: str
+    """Its public key, a line in OpenSSH's format."""
+    records: int = 0
+    """Training records that its owner told of; 0: not told."""
+    revoked: bool = False
+
+    @property
+    def public_key(self) -> PublicKey:
+        return read_public(self.key)
+
+    @property
+    def who(self) -> str:
+        """The SHA-256 of its key."""
+        return fingerprint(self.public_key)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """All members, by number."""
+
+    members: tuple[Member, ...] = ()
+
+    @staticmethod
+    def read(folder: Path) -> Roster:
+        file = folder / ROSTER
+        try:
+            plain = unsealed(file.read_text(encoding="utf-8"), indent=1)
+            return Roster(tuple(_member(member) for member in plain["members"]))
+        except FileNotFoundError:
+            raise UserError(f"{folder} holds no federation; `tacit server init {folder}` makes one") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{file} is damaged ({error}); restore it") from None
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / ROSTER, sealed({"members": [asdict(m) for m in self.members]}, indent=1))
+
+    def with_member(self, member: Member) -> Roster:
+        """One more. The same key twice would let one owner be two clients."""
+        for other in self.members:
+            if other.who == member.who:
+                raise UserError(f"{member.name}: this key is {other.name}'s already; one key is one client")
+            if other.name == member.name:
+                raise UserError(f"there is a client {member.name} already; choose another name")
+        return Roster((*self.members, member))
+
+    def without(self, name: str) -> Roster:
+        """The same with somebody put out: the number stays, and nothing it sends is read any more."""
+        if not any(member.name == name for member in self.members):
+            raise UserError(f"there is no client {name}; there are {', '.join(m.name for m in self.members)}")
+        return Roster(tuple(replace(m, revoked=m.revoked or m.name == name) for m in self.members))
+
+    def first(self, clients: int) -> Roster:
+        """Those that a run is about."""
+        if clients > len(self.members):
+            raise UserError(
+                f"data.partition.clients: {clients}, and the federation has {len(self.members)} so far; "
+                "`tacit server add` takes more in"
+            )
+        return Roster(self.members[:clients])
+
+
+def read_card(text: str, where: str) -> Member:
+    """What `tacit client check` wrote for the server's operator: name, key, perhaps a number of records."""
+    try:
+        plain = json.loads(text)
+        return _member({**plain, "revoked": False})
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{where} is no client's card ({error}); `tacit client check` writes one") from None
+
+
+def card(name: str, key: PublicKey, records: int) -> str:
+    return json.dumps({"name": name, "key": public_text(key), "records": records}, indent=1) + "\n"
+
+
+def _member(plain: dict[str, Any]) -> Member:
+    if plain.keys() != {"name", "key", "records", "revoked"}:
+        raise ValueError("a card has a name, a key and a number of records")
+    if not isinstance(plain["name"], str) or not re.fullmatch(r"[\w.-]{1,60}", plain["name"]):
+        raise ValueError("a name is letters, digits, dots and dashes")
+    if type(plain["records"]) is not int or plain["records"] < 0 or type(plain["revoked"]) is not bool:
+        raise ValueError("its number of records is none")
+    read_public(plain["key"])
+    return Member(**plain)
+
+
+class Elsewhere:
+    """Records that are with their owners: one stands for each of them, and nobody here can look at it."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._owners = np.array([member.who for member in roster.members])
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    @property
+    def labels(self) -> None:
+        return None
+
+    @property
+    def users(self) -> NDArray[Any]:
+        """Runs have people in common if they have owners in common."""
+        return self._owners
+
+    def raw(self, index: int) -> bytes:
+        return str(self._owners[index]).encode()
+
+    def take(self, indices: Indices) -> Batch:
+        raise UserError("these records are with their owners, not on the server")
+
+    def prepare(self, batch: Batch) -> Batch:
+        return batch
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What everybody's records must look like: their shape, and the classes by number and name."""
+
+    shape: tuple[int, ...]
+    classes: int
+    labels: tuple[str, ...] = ()
+
+
+class Owners(Population):
+    """A population as a federation's server knows it: who there is, and how much each one says it has."""
+
+    def __init__(self, roster: Roster, looks: Looks) -> None:
+        count = len(roster.members)
+        super().__init__(Elsewhere(roster), np.arange(count + 1), np.arange(count))
+        self.roster, self.looks = roster, looks
+        self.__dict__["sizes"] = np.array([member.records for member in roster.members], np.int64)
+
+
+def alone(
+    records: Records,
+    own: Sequence[int] | NDArray[Any],
+    number: int = 0,
+    clients: int = 1,
+    holdout: float = 0.0,
+    validation: float = 0.0,
+) -> Population:
+    """The population as one of its clients knows it: its own records, under its number, and nobody else's."""
+    offsets = np.zeros(clients + 1, np.int64)
+    offsets[number + 1 :] = len(own)
+    return Population(records, offsets, np.asarray(own, np.int64), holdout, validation)

@@ -1,0 +1,385 @@
+"""The engine of a federation of real clients: orders out, answers in, each one checked, and the sum.
+
+The cohort is the mechanism's: drawn from the roster, whoever is there. Each client of it gets an order of its
+own with a nonce of its own. Answers are taken in the order of the shards, so that memory holds no more than
+one shard's and the sum has the same bits as in one process. Whoever has not answered by the deadline,
+refuses, or sends what is not an answer to its order, counts as zero; what comes later is never looked at.
+
+An answer counts if it is signed by the client's key, names the order, its nonce and its hash, and has exactly
+the vectors that are due. Where the server makes the noise, its whole numbers must be within the clipping
+norm, which is checked here once more: the sensitivity never depends on what a client did.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import yaml
+
+from tacit.deploy.client import expected_upload, layout_hash
+from tacit.deploy.keys import PrivateKey
+from tacit.deploy.messages import (
+    Answer,
+    BadMessage,
+    Refusal,
+    TrainOrder,
+    body_hash,
+    head_hash,
+    pack,
+    read_any,
+    unpack,
+    written,
+)
+from tacit.deploy.roster import Member, Owners
+from tacit.deploy.states import RemoteStates
+from tacit.engine import Job, Order, Report, Tune, Visit, Worker, shards
+from tacit.engine.contract import Progress, ignore
+from tacit.engine.states import version
+from tacit.errors import UserError
+from tacit.federation.checkpoint import CONFIG
+from tacit.federation.files import unsealed_text
+from tacit.privacy import AdaptiveClip, Bounding, ClientLevel, ExampleLevel
+from tacit.vector import Vectors, frozen_hash
+
+POLL = 0.5
+"""Seconds between two looks for answers."""
+LOG = "log.jsonl"
+SHARED = ("size", "normalise", "augment", "max_length", "tokenizer")
+"""Keys of the data section that say what records are made into, and not where they are."""
+SENT = (
+    "name",
+    "seed",
+    "rounds",
+    "task",
+    "model",
+    "method",
+    "cohort",
+    "weights",
+    "local",
+    "server",
+    "privacy",
+)
+"""Sections that clients are told."""
+
+Parcel = tuple[bytes, Callable[[], bytes]]
+"""An answer's head, and how to get its body."""
+
+
+class Transport(Protocol):
+    """How orders reach clients, and answers come back. It is not trusted with anything but the delivery."""
+
+    def online(self) -> set[str]:
+        """Who is there now, by the hashes of their keys."""
+
+    def send(self, orders: Mapping[str, bytes], body: bytes, ttl: float) -> dict[str, str]:
+        """Hand over an order to each of these clients, all with one body; a ticket for each that took it."""
+
+    def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
+        """What came back for these tickets so far; None where nothing will come."""
+
+    def close(self) -> None:
+        """Let go of whatever it holds."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for clients."""
+
+    deadline: float = 600.0
+    """Seconds from the order to the last answer that counts."""
+    wait: int = 1
+    """Clients that must be there before a round begins."""
+
+
+class Deployed:
+    """An `Engine` whose clients are other people's machines."""
+
+    def __init__(
+        self, job: Job, transport: Transport, key: PrivateKey, log: Path, patience: Patience,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        if not isinstance(job.population, Owners) or not isinstance(job.states, RemoteStates):
+            raise UserError("engine: real clients need `data.partition: {kind: owners, clients: N}`")
+        refuse_undeployable(job)
+        self.job, self._population, self._states = job, job.population, job.states
+        self._transport, self._key, self._log, self._patience = transport, key, log, patience
+        self._clock = clock
+        self._worker = Worker(job)
+        self._total, self._shard = job.empty_sums(), job.empty_sums()
+        self._config = sent_config(job.states.root.parent / CONFIG, whole=_trains_everything(job))
+        self._layout, self._frozen = layout_hash(job.layout), frozen_hash(job.model)
+
+    def sum(
+        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+    ) -> tuple[Vectors, list[Report]]:
+        for total in self._total.values():
+            total.zero_()
+        self._wait()
+        body, vectors = pack(message)
+        body_name, created = body_hash(body), self._clock()
+        ends, orders = time.monotonic() + self._patience.deadline, dict[int, tuple[TrainOrder, bytes]]()
+        for visit in visits:
+            if not self._member(visit.client).revoked:
+                told = self._order(order, visit, vectors, body_name, created)
+                orders[visit.client] = told, written(told, self._key)
+        to_all = {told.to: head for told, head in orders.values()}
+        tickets = self._transport.send(to_all, body, self._patience.deadline)
+        reports: list[Report] = []
+        outcomes: dict[str, int] = {}
+        done = 0
+        for shard in shards(visits, self._population.sizes):
+            for total in self._shard.values():
+                total.zero_()
+            due = {v.client: tickets[orders[v.client][0].to] for v in shard if v.client in orders
+                   and orders[v.client][0].to in tickets}  # fmt: skip
+            parcels = self._collected(due, ends)
+            for visit in shard:
+                done += 1
+                try:
+                    report = self._added(order, visit, orders.get(visit.client), parcels.get(visit.client))
+                except _Nothing as error:
+                    outcomes[error.what] = outcomes.get(error.what, 0) + 1
+                    self._note(error.what, order, visit.client, str(error))
+                else:
+                    reports.append(report)
+            for name, total in self._total.items():
+                total.add_(self._shard[name])
+            progress(done)
+        if visits and not reports and not isinstance(self.job.privacy, ClientLevel):
+            counted = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items()))
+            raise UserError(
+                f"round {order.round + 1}: none of {len(visits)} clients took part ({counted}); {self._log} "
+                "says why of each. Mend that, then `tacit resume`"
+            )
+        return self._total, reports
+
+    def evaluate(self, message: Vectors) -> dict[str, float]:
+        self._worker.load(message)
+        job = self.job
+        return job.summarise([self._worker.evaluate_chunk(chunk) for chunk in range(job.chunks)])
+
+    def evaluate_clients(
+        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+    ) -> list[dict[str, float]]:
+        raise UserError(
+            "evaluate.clients: real clients do not tell how good their own models are; leave it out"
+        )
+
+    def close(self) -> None:
+        self._worker.forget()
+        self._transport.close()
+
+    def _member(self, client: int) -> Member:
+        return self._population.roster.members[client]
+
+    def _wait(self) -> None:
+        """Until enough clients of the federation are there, and no longer than a deadline."""
+        members = {m.who for m in self._population.roster.members if not m.revoked}
+        ends, wanted = time.monotonic() + self._patience.deadline, self._patience.wait
+        while len(there := self._transport.online() & members) < wanted:
+            if time.monotonic() > ends:
+                raise UserError(
+                    f"engine.wait: {len(there)} of the {wanted} clients that a round needs came within "
+                    f"{self._patience.deadline:g} s; `tacit server clients` shows who is there. Then `tacit "
+                    "resume`"
+                )
+            time.sleep(POLL)
+
+    def _order(
+        self, order: Order, visit: Visit, vectors: tuple[Any, ...], body: str, created: float
+    ) -> TrainOrder:
+        looks, states, client = self._population.looks, self._states, visit.client
+        return TrainOrder(
+            run=states.run,
+            to=self._member(client).who,
+            client=client,
+            clients=len(self._population),
+            nonce=secrets.token_hex(16),
+            created=created,
+            ttl=float(self._patience.deadline),
+            round=order.round,
+            attempt=order.attempt,
+            replay=visit.replay,
+            lr=float(order.lr),
+            steps=order.steps,
+            decay=float(order.decay),
+            bound=None if order.bounding is None else float(order.bounding.bound.bound),
+            config=self._config,
+            shape=tuple(looks.shape),
+            classes=looks.classes,
+            labels=looks.labels,
+            layout=self._layout,
+            frozen=self._frozen,
+            state=visit.state,
+            state_digest=states.told(client, visit.state),
+            keep=states.kept(client),
+            vectors=vectors,
+            body=body,
+        )
+
+    def _collected(self, due: Mapping[int, str], ends: float) -> dict[int, Parcel]:
+        """What came for each ticket before the deadline."""
+        found: dict[int, Parcel] = {}
+        left = dict(due)
+        while left:
+            came = self._transport.receive(list(left.values()))
+            late = time.monotonic() > ends
+            for client, ticket in list(left.items()):
+                if ticket in came:
+                    parcel = came[ticket]
+                    del left[client]
+                    if parcel is not None:
+                        found[client] = parcel
+            if late:
+                break
+            if left and not came:
+                time.sleep(POLL)
+        return found
+
+    def _added(
+        self, order: Order, visit: Visit, told: tuple[TrainOrder, bytes] | None, parcel: Parcel | None
+    ) -> Report:
+        """Add a client's answer to the shard's sum, if it is one."""
+        if told is None or parcel is None:
+            raise _Nothing("absent", "no answer by the deadline" if told else "it was put out")
+        member, sent = self._member(visit.client), told[0]
+        try:
+            head = read_any(parcel[0], member.public_key)
+            if isinstance(head, TrainOrder) or (head.run, head.client, head.nonce) != (
+                sent.run, sent.client, sent.nonce,
+            ):  # fmt: skip
+                raise BadMessage("it is not an answer to this order")
+            if isinstance(head, Refusal):
+                raise _Nothing("refused", f"{head.reason}: {head.text}")
+            if head.order != head_hash(told[1]):
+                raise BadMessage("it is an answer to another order")
+            upload = unpack(parcel[1](), head, expected_upload(self.job, order.bounding))
+            weight = self._weight(order, head, member)
+            norm = checked_norm(upload, order.bounding)
+            kept = version(order.round, order.attempt, visit.replay)
+            if head.state not in (None, kept):
+                raise BadMessage("it names a state that it was not asked for")
+        except BadMessage as error:
+            raise _Nothing("invalid", str(error)) from error
+        for name, vector in upload.items():
+            self._shard[name].add_(vector, alpha=weight)
+        if head.state is not None and head.state_digest is not None:
+            self._states.note(visit.client, head.state, head.state_digest)
+        if head.norm is not None and isinstance(self.job.privacy, ClientLevel):
+            norm = head.norm
+        return Report(
+            client=visit.client,
+            weight=float(weight),
+            examples=member.records if head.examples is None else head.examples,
+            steps=head.steps,
+            loss=math.nan if head.loss is None else head.loss,
+            norm=norm,
+            finite=True,
+            state=head.state,
+            notes=head.notes or {},
+            seconds=head.seconds or 0.0,
+        )
+
+    @staticmethod
+    def _weight(order: Order, head: Answer, member: Member) -> int:
+        if not order.weighted:
+            return 1
+        if head.examples is None or head.examples != member.records:
+            raise BadMessage("weights: examples, and it does not have the records that it joined with")
+        return head.examples
+
+    def _note(self, what: str, order: Order, client: int, text: str) -> None:
+        line = {"time": self._clock(), "what": what, "client": self._member(client).name}
+        line |= {"run": self._states.run, "round": order.round, "attempt": order.attempt, "text": text}
+        with self._log.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+
+class _Nothing(Exception):
+    """A client adds nothing to the sum; says why."""
+
+    def __init__(self, what: str, text: str) -> None:
+        super().__init__(text)
+        self.what = what
+
+
+def checked_norm(upload: Vectors, bounding: Bounding | None) -> float:
+    """The norm of what a client sent, if that may be added; whole numbers must be within their radius.
+
+    Sensitivity: with a grid, Σk² ≤ 2²ᵇ in whole numbers, or it is a `BadMessage`.
+    """
+    if bounding is not None and bounding.grid is not None:
+        radius, square = bounding.grid.radius, 0
+        for vector in upload.values():
+            if (vector.numel() and int(vector.abs().max()) > radius) or bool((vector < -radius).any()):
+                raise BadMessage("its update is longer than the clipping norm")
+            for part in torch.split(vector.long(), 1 << 15):
+                if float(part.double().square().sum()) > 2.0 * radius**2:
+                    raise BadMessage("its update is longer than the clipping norm")
+                square += int(part.mul(part).sum())
+        if square > radius**2:
+            raise BadMessage("its update is longer than the clipping norm")
+        return math.nan
+    norm = math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
+    if not math.isfinite(norm):
+        raise BadMessage("its update is infinite or not a number")
+    if bounding is not None and bounding.bound.scales(upload)[1] != [1.0] * len(bounding.bound.groups):
+        raise BadMessage("its update is longer than the clipping norm")
+    return norm
+
+
+def refuse_undeployable(job: Job) -> None:
+    """Runs that real clients cannot take part in, or not yet."""
+    privacy = job.privacy
+    if privacy is not None and type(privacy) not in (ClientLevel, AdaptiveClip, ExampleLevel):
+        raise UserError(
+            f"privacy: real clients cannot count the cost of {privacy.kind} noise by themselves yet; leave "
+            "out privacy.mechanism and privacy.aggregation"
+        )
+    if privacy is not None and privacy.metrics is not None:
+        raise UserError("privacy.metrics: real clients do not tell the numbers it is made of; leave it out")
+    if isinstance(privacy, ClientLevel) and privacy.noise_at == "clients":
+        raise UserError(
+            "privacy.noise_at: a client's share of the noise hides nothing from a server that sees its "
+            "upload; let the server make the noise, or protect single records (unit: example)"
+        )
+    if isinstance(job.population, Owners) and (privacy is not None and privacy.unit == "example"):
+        silent = [m.name for m in job.population.roster.members if not m.records]
+        if silent:
+            raise UserError(
+                f"privacy.unit: at example level the number of records is public; {', '.join(silent)} did "
+                "not tell it; `allow.send: [examples]` puts it on a client's card"
+            )
+    if job.layers or len(job.probe) or len(job.public):
+        raise UserError(
+            "evaluate.layers, evaluate.train and data.public need records that the server does not have"
+        )
+
+
+def sent_config(file: Path, whole: bool) -> str:
+    """What clients are told of a run's settings: nothing about the server's own places.
+
+    `whole`: everything is trained, so the weights that training starts from are in the message.
+    """
+    full = yaml.safe_load(unsealed_text(file.read_text(encoding="utf-8")))
+    data = {key: full["data"][key] for key in SHARED if full["data"].get(key) is not None}
+    plain = {key: full[key] for key in SENT if full.get(key) is not None}
+    if whole and plain["model"].get("start") is not None:
+        plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("start", "public")}
+    plain["data"] = {"name": "owners", "partition": full["data"]["partition"], **data}
+    return yaml.safe_dump(plain, sort_keys=True)
+
+
+def _trains_everything(job: Job) -> bool:
+    return not job.algorithm.personal_part and all(p.requires_grad for p in job.model.parameters())
+
+
+__all__ = ["Deployed", "Patience", "Transport", "checked_norm", "sent_config"]

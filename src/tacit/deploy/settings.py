@@ -1,0 +1,41 @@
+"""`engine: {kind: flower}`: clients are other people's machines, reached through a Flower SuperLink."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat
+
+from tacit.deploy.keys import read_key
+from tacit.deploy.server import LOG, Deployed, Patience
+from tacit.engine import Job
+from tacit.engine.contract import Replay, free
+from tacit.section import Section
+from tacit.vector import Vectors
+
+KEY = "server"
+"""The server's own key, in the federation's folder."""
+
+
+class FlowerSettings(Section):
+    """`engine: {kind: flower, federation: DIR}`; `tacit server init DIR` makes the folder."""
+
+    kind: Literal["flower"] = "flower"
+    federation: str
+    deadline: Annotated[PositiveFloat, Field(le=6 * 86400)] = 600.0
+    """Seconds from a round's orders to the last answer that counts."""
+    wait: Annotated[int, Field(ge=1)] = 2
+    """Clients that must be there before a round begins."""
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Deployed:
+        from tacit.deploy.flower import SuperLinkTransport
+
+        folder = Path(self.federation).expanduser()
+        transport = SuperLinkTransport(folder)
+        try:
+            patience = Patience(self.deadline, min(self.wait, len(job.population)))
+            return Deployed(job, transport, read_key(folder / KEY), folder / LOG, patience)
+        except BaseException:
+            transport.close()
+            raise

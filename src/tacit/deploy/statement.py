@@ -1,0 +1,112 @@
+"""What an owner's records have paid, in the owner's own words: `tacit client ledger`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tacit.deploy.client import LEDGERS, LOG
+from tacit.deploy.ledgers import Account, read_accounts, spent
+from tacit.deploy.policy import Allow
+from tacit.privacy.statement import rounded_up
+
+
+@dataclass(frozen=True)
+class OwnStatement:
+    """ε by the client's own count."""
+
+    unit: str
+    epsilon: float
+    delta: float
+    budget: float | None
+    rounds: int
+    runs: int
+    unprotected: int
+    """Rounds in which an update left without any guarantee."""
+    simulated: int
+    """Rounds of rehearsals, whose noise anybody can repeat."""
+    observers: tuple[tuple[str, float | None, str], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        plain["epsilon"] = None if math.isinf(self.epsilon) else self.epsilon
+        return plain
+
+    def text(self) -> str:
+        what = {"example": "each of its records", "client": "all of its records together"}.get(
+            self.unit, "nothing"
+        )
+        allowed = "anything" if self.budget is None else f"{self.budget:g}"
+        lines = [
+            f"By its own ledger this client has spent ε = {rounded_up(self.epsilon)} at δ = {self.delta:g} "
+            f"for {what}, in {self.rounds} rounds of {self.runs} runs; allowed is {allowed}."
+        ]
+        if self.unprotected:
+            lines.append(f"In {self.unprotected} further rounds its update left without any guarantee.")
+        if self.simulated:
+            lines.append(
+                f"{self.simulated} rounds were rehearsals: their noise can be repeated and protects nothing."
+            )
+        lines.append("Against whom:")
+        for who, epsilon, why in self.observers:
+            held = "no guarantee" if epsilon is None else f"ε = {rounded_up(epsilon)}"
+            lines.append(f"  - {who}: {held}. {why}")
+        return "\n".join(lines)
+
+
+def own_statement(state: Path, allow: Allow) -> OwnStatement:
+    """What a client has spent, replayed from its ledgers."""
+    unit = "example" if allow.unit == "none" else allow.unit
+    accounts = read_accounts(state / LEDGERS) if (state / LEDGERS).is_dir() else []
+    counted = [account for account in accounts if account.counts_for(unit, None)]
+    epsilon = spent(counted, unit, allow.delta).value if counted else 0.0
+    return OwnStatement(
+        unit=unit,
+        epsilon=epsilon,
+        delta=allow.delta,
+        budget=allow.epsilon,
+        rounds=sum(account.contents.rounds for account in counted),
+        runs=len(counted),
+        unprotected=_unprotected(state / LOG),
+        simulated=sum(a.contents.rounds for a in counted if a.contents.header.simulation),
+        observers=_observers(unit, epsilon, counted),
+    )
+
+
+def _observers(
+    unit: str, epsilon: float, counted: list[Account]
+) -> tuple[tuple[str, float | None, str], ...]:
+    if unit == "example" and all(account.contents.header.unit == "example" for account in counted):
+        return (
+            ("the server, and whoever runs it", epsilon, "The noise was made here, before anything left."),
+            ("other clients, and whoever gets the model", epsilon, "They see less."),
+            (
+                "whoever watches the network",
+                epsilon,
+                "That this client took part, and when, is plain to them; it is no part of what is protected.",
+            ),
+        )
+    return (
+        ("the server, and whoever runs it", None, "It sees updates before its noise and must be trusted."),
+        (
+            "other clients, and whoever gets the model",
+            epsilon,
+            "If the server adds the noise that it promises. Its own statement may say less: it counts on "
+            "secret sampling.",
+        ),
+        (
+            "whoever watches the network and gets the model",
+            epsilon,
+            "They know who took part, so nothing is counted on sampling here.",
+        ),
+    )
+
+
+def _unprotected(log: Path) -> int:
+    if not log.exists():
+        return 0
+    with log.open(encoding="utf-8") as stream:
+        return sum(json.loads(line).get("what") == "unprotected" for line in stream if line.endswith("}\n"))

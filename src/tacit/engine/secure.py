@@ -1,0 +1,124 @@
+"""Any engine, with each client's upload under masks: secure aggregation in simulation.
+
+Every round, the whole protocol of `tacit.secure` is played: keys are advertised and signed, secrets are
+shared, each client's bounded and noised upload is masked before the server's part gets it, survivors are
+agreed on, and the sum is unmasked. It is the same sum, bit for bit: whole numbers, whose masks cancel.
+
+Clients are trained one at a time: between them and the server there is nothing but a masked upload.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+import torch
+
+from tacit.engine.contract import Engine, Order, Progress, Report, Tune, Visit, ignore, shards
+from tacit.engine.worker import Job
+from tacit.privacy.mechanisms import SecureSum
+from tacit.secure import Client, Roster, Server, Stage, Terms, bits_needed, ec
+from tacit.vector import Vectors
+
+Leave = Callable[[Order, int], Stage | None]
+"""The stage of a round from which on a client is gone; None: it stays."""
+
+
+def stay(order: Order, client: int) -> Stage | None:
+    """Nobody leaves."""
+    return None
+
+
+class Secured:
+    """An engine whose sums are made by secure aggregation. `leave` is for tests of dropouts."""
+
+    def __init__(self, engine: Engine, job: Job, mechanism: SecureSum, leave: Leave = stay) -> None:
+        self._engine, self._job, self._mechanism, self._leave = engine, job, mechanism, leave
+        self._run = os.urandom(16)
+        self._identities: dict[int, ec.EllipticCurvePrivateKey] = {}
+        self.heard: Callable[[bytes], None] | None = None
+        """Told every message that the server's part receives."""
+
+    def sum(
+        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+    ) -> tuple[Vectors, list[Report]]:
+        if not visits:
+            return self._engine.sum(order, message, visits, progress)
+        terms = self._terms(order, visits)
+        keys = {n: self._identity(n) for n in terms.members}
+        roster = Roster({n: key.public_key() for n, key in keys.items()})
+        server = Server(terms, roster)
+        clients = {n: Client(n, key, roster, terms) for n, key in keys.items()}
+
+        def there(number: int) -> bool:
+            gone = self._leave(order, number)
+            return gone is None or server.stage < gone
+
+        def send(data: bytes) -> None:
+            if self.heard is not None:
+                self.heard(data)
+            server.receive(data)
+
+        for n, client in clients.items():
+            if there(n):
+                send(client.advertise())
+        advertised = server.keys()
+        for n, client in clients.items():
+            if there(n):
+                send(client.share_keys(advertised))
+        deliveries = server.deliveries()
+        reports: list[Report] = []
+        for shard in shards(visits, self._job.population.sizes):
+            for visit in shard:
+                if visit.client in deliveries and there(visit.client):
+                    total, report = self._engine.sum(order, message, [visit])
+                    vector = torch.cat([total[name] for name in self._job.upload_sizes]).numpy()
+                    send(clients[visit.client].masked_input(deliveries[visit.client], vector))
+                    reports += report
+            progress(len(reports))
+        survivors = server.survivors()
+        for n in survivors.numbers:
+            if there(n):
+                send(clients[n].consistency(survivors))
+        agreement = server.agreement()
+        for n in survivors.numbers:
+            if there(n):
+                send(clients[n].unmask(agreement))
+        parts = torch.split(torch.from_numpy(server.result()), [*self._job.upload_sizes.values()])
+        return dict(zip(self._job.upload_sizes, parts, strict=True)), reports
+
+    def _terms(self, order: Order, visits: Sequence[Visit]) -> Terms:
+        bounding, drawn = order.bounding, len(visits)
+        assert bounding is not None and bounding.grid is not None
+        grid, share = bounding.grid, bounding.share
+        asked = repr((order.round, order.attempt, order.lr, order.steps, self._job.upload_sizes, grid, share))
+        return Terms.fresh(
+            run=self._run,
+            round=order.round,
+            attempt=order.attempt,
+            config=sha256(asked.encode()).digest(),
+            members=(visit.client for visit in visits),
+            length=bounding.bound.dimension,
+            bits=bits_needed(drawn, grid.radius, share * math.sqrt(drawn)),
+            threshold=self._mechanism.threshold_of(drawn),
+            colluding=self._mechanism.colluding_of(drawn),
+        )
+
+    def _identity(self, number: int) -> ec.EllipticCurvePrivateKey:
+        """A client's long-term key: as long as the run."""
+        if number not in self._identities:
+            self._identities[number] = ec.generate_private_key(ec.SECP256R1())
+        return self._identities[number]
+
+    def evaluate(self, message: Vectors) -> dict[str, float]:
+        return self._engine.evaluate(message)
+
+    def evaluate_clients(
+        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+    ) -> list[dict[str, float]]:
+        return self._engine.evaluate_clients(message, visits, tune)
+
+    def close(self) -> None:
+        self._engine.close()

@@ -1,0 +1,30 @@
+"""How good the server's model is, and each client's own, every so many rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tacit import randomness
+from tacit.engine import Engine, Tune
+from tacit.federation.server import Server
+from tacit.federation.tracking import Record
+
+
+def evaluation(server: Server, engine: Engine) -> Record:
+    """Metrics on the common test set and, where the settings ask for them, of clients' own models."""
+    tune = server.settings.tune
+    found: Record = engine.evaluate(server.message()) | _clients(server, engine, "personal", None)
+    return found if tune is None else found | _clients(server, engine, "tuned", tune)
+
+
+def _clients(server: Server, engine: Engine, prefix: str, tune: Tune | None) -> Record:
+    job = server.job
+    count = min(server.settings.evaluate_clients, len(job.population))
+    if count == 0:
+        return {}
+    # The same clients every time, so that the curve shows training and not the draw.
+    rng = randomness.generator(job.seed, "evaluated clients")
+    chosen = np.sort(rng.choice(len(job.population), count, replace=False, shuffle=False))
+    results = engine.evaluate_clients(server.message(), server.visits(chosen), tune)
+    names = results[0].keys() if results else ()
+    return {f"{prefix}_{name}": sum(r[name] for r in results) / len(results) for name in names}

@@ -1,0 +1,47 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from tacit.federation.tracking import Record, troubles
+from tacit.tasks import headline
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run leaves: the trained model, every round's metrics, and where it is all saved."""
+
+    path: Path
+    model: nn.Module
+    metrics: list[Record]
+    finished: bool
+    """False when the run was interrupted; `tacit resume` goes on."""
+    stopped: str | None = None
+    """Why it ended before its last round, if it did."""
+
+    @property
+    def trouble(self) -> str | None:
+        """A sentence, if in most rounds clients sent nothing of use."""
+        return troubles(self.metrics)
+
+    def last(self, name: str) -> float:
+        """A metric's newest value."""
+        return self._values(name)[-1]
+
+    def best(self, name: str | None = None) -> float:
+        """A metric's best value: the largest, or the smallest of an error; by default the headline metric."""
+        metric = headline({name} if name else {key for record in self.metrics for key in record})
+        if name and metric.name != name:
+            return max(self._values(name))
+        return metric.best(self._values(metric.name))
+
+    def _values(self, name: str) -> list[float]:
+        values = [float(record[name]) for record in self.metrics if name in record]
+        if not values:
+            known = sorted({key for record in self.metrics for key in record})
+            raise KeyError(f"no round recorded {name!r}; there is {', '.join(known) or 'nothing'}")
+        return values

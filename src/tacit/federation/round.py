@@ -1,0 +1,118 @@
+"""One round: eight steps, put together here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from tacit.engine import Engine, Order, Report
+from tacit.errors import Diverged
+from tacit.federation.layers import server_statistics
+from tacit.federation.measures import own_accuracies, seen
+from tacit.federation.server import Server
+from tacit.federation.spending import Spending
+from tacit.federation.tracking import Record
+from tacit.privacy import Aggregation, Arrivals, Bounding
+from tacit.vector import Vectors
+
+Progress = Callable[[int, int], None]
+"""Told how many clients are done, of how many."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened in a round; exact numbers on clients among it, so it is for the researcher's eyes."""
+
+    order: Order
+    message: Vectors
+    reports: Sequence[Report]
+    measured: Record = field(default_factory=dict)
+    """Private metrics of the clients, released and paid for with the round."""
+    server_layers: dict[str, list[float]] = field(default_factory=dict)
+    absent: int = 0
+    """Clients that were asked and did not answer."""
+
+
+def play(
+    server: Server,
+    mechanism: Aggregation,
+    spending: Spending,
+    engine: Engine,
+    progress: Callable[[int, int], None],
+) -> Outcome | None:
+    """Play the server's next round; None, and nothing done, if the privacy budget has no room for it."""
+    job, n, workload = server.job, server.round, server.job.workload
+    # 1. Who takes part, and 2. what that will cost.
+    attempt = spending.attempt(n)
+    cohort = mechanism.sample(n, attempt, workload)
+    charge = mechanism.charge(n, cohort, workload, attempt)
+    if not spending.affords(charge):
+        return None
+    spending.make_room(charge, server.vectors())
+    # 3. What goes down.
+    bounding = mechanism.bounding(server.mechanism_state, job.upload_sizes, server.layout, len(cohort))
+    order, message, visits = server.order(attempt, bounding), server.message(), server.visits(cohort)
+    tests = own_accuracies(engine, job.privacy, message, visits)
+    # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released: before
+    # the clients start where what they send is already a release, else before the sum gets its noise.
+    if mechanism.clients_release:
+        spending.record(charge, cohort)
+    total, reports = engine.sum(order, message, visits, lambda done: progress(done, len(visits)))
+    if not server.protects_clients:
+        # A stop is an answer too. Under a client's protection the round is played to its end: clients who
+        # sent nothing of use count as zero, and the noise hides how many they were.
+        refuse_if_none_finite(n, reports)
+    if not mechanism.clients_release:
+        spending.record(charge, cohort)
+    # 6. The only way from uploads to the server, and 7. its step.
+    server.whole = False
+    exact = _before_noise(server, mechanism, total, bounding) if job.layers else None
+    arrivals, state = _arrivals(reports, bounding, len(visits)), server.mechanism_state
+    mean, server.mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
+    measured: Record = {}
+    if job.privacy is not None:
+        measured = job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
+    if mean is not None:
+        clients = len(job.population)
+        server.step(mean, order.lr, mechanism.expected(clients) / clients)
+    # 8. What is kept; what is told, tested and saved is the run's callbacks' business.
+    server.finish(reports)
+    layers: dict[str, list[float]] = {}
+    if exact is not None and mean is not None:
+        layers = server_statistics(server.layout, exact, mean["delta"])
+    return Outcome(order, message, reports, measured, layers, len(visits) - len(reports))
+
+
+def refuse_if_none_finite(round: int, reports: Sequence[Report]) -> None:
+    """A round of which nothing at all came back is no round."""
+    if reports and not any(report.finite for report in reports):
+        raise Diverged(
+            f"round {round + 1}: the updates of all {len(reports)} clients were infinite or not a number"
+        )
+
+
+def _before_noise(
+    server: Server, mechanism: Aggregation, total: Vectors, bounding: Bounding | None
+) -> Tensor:
+    """The mean bounded update, as the noise will find it (with whatever noise the clients made
+    themselves).
+    """
+    delta, expected = total["delta"], mechanism.expected(len(server.job.population))
+    if bounding is None or bounding.grid is None:
+        return delta.float() / expected
+    return bounding.grid.decoded(delta.clone(), 1 / expected)
+
+
+def _arrivals(reports: Sequence[Report], bounding: Bounding | None, drawn: int) -> Arrivals:
+    """What the mechanism needs to know of the clients' reports."""
+    norm = math.inf if bounding is None else bounding.bound.bound
+    return Arrivals(
+        drawn=drawn,
+        arrived=sum(report.finite for report in reports),
+        within=sum(report.finite and report.norm <= norm for report in reports),
+        weight=sum(report.weight for report in reports),
+        missing=drawn - len(reports),
+    )

@@ -1,0 +1,245 @@
+"""A run: round after round to the last, the budget's end or a signal; told, tested and saved as it goes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from tacit.engine import Engine, Job, Visit
+from tacit.engine.secure import Secured
+from tacit.errors import Diverged, UserError
+from tacit.federation import checkpoint as checkpoints
+from tacit.federation.checkpoint import Checkpoint
+from tacit.federation.evaluation import evaluation
+from tacit.federation.records import record_of
+from tacit.federation.result import Result
+from tacit.federation.round import play
+from tacit.federation.server import Server, Settings
+from tacit.federation.signals import stop_requested
+from tacit.federation.spending import Spending
+from tacit.federation.statements import SEEN_SPENT, SPENT
+from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, read_metrics
+from tacit.privacy import (
+    Aggregation,
+    Charge,
+    Sampling,
+    SecureSum,
+    Unprotected,
+    refuse_batch_norm,
+    refuse_weights,
+)
+
+
+class Federation:
+    """One run: its server, its engine and its folder."""
+
+    def __init__(
+        self,
+        job: Job,
+        settings: Settings,
+        sampling: Sampling,
+        folder: Path,
+        trackers: Sequence[Tracker] = (),
+        data: str = "",
+        carried: Sequence[Charge] = (),
+    ) -> None:
+        """`sampling` draws cohorts where the job's mechanism does not; `data` and `carried` are for its
+        ledger.
+        """
+        self.job, self.settings, self.folder = job, settings, folder
+        if job.privacy is not None:
+            refuse_batch_norm(job.model, job.privacy.unit)
+            refuse_weights(settings.weighted, job.privacy.unit)
+        self.mechanism: Aggregation = job.privacy or Unprotected(sampling)
+        self.spending = Spending(job.privacy, job.workload, folder, data, carried)
+        self.server = Server(job, settings, self.mechanism.init())
+        self.trackers: list[Tracker] = [Guarded(tracker) for tracker in trackers]
+        self.stopped: str | None = None
+        self._saved = 0
+        self._metrics_saved: dict[str, Any] | None = None
+        self._spent: dict[str, Any] = {}
+        self._unrecorded: Record | None = None
+        self._notes = self._restore()
+
+    def run(self) -> Result:
+        """Train to the last round; stop early, saved, when asked to (Ctrl-C or SIGTERM)."""
+        server, settings = self.server, self.settings
+        engine = self._engine()
+        try:
+            self._begin()
+            with stop_requested() as stop:
+                while server.round < settings.rounds and not stop() and self._round(engine):
+                    if server.round == settings.rounds or stop() or self._due(settings.checkpoint_every):
+                        self._save()
+            if self.stopped is not None and server.round != self._saved:
+                self._save()
+        except (OSError, SafetensorError) as error:
+            self._save_what_is_whole()
+            raise UserError(
+                f"{self.folder}: cannot be written ({getattr(error, 'strerror', None) or error}); round "
+                f"{self._saved} is saved: mend that, then resume"
+            ) from error
+        except BaseException as error:
+            # A failure, or a second Ctrl-C: the round under way is dropped, those before it are kept.
+            self._save_what_is_whole()
+            if isinstance(error, Diverged):
+                saved = f"round {server.round} is saved" if server.round else "no round was saved yet"
+                raise Diverged(
+                    f"{error}; {saved} in {self.folder}. Lower local.lr or set local.clip, then start again"
+                ) from None
+            raise
+        finally:
+            engine.close()
+            self.spending.close()
+            for tracker in self.trackers:
+                tracker.close()
+            # Also after an error: whoever goes on with this object must not find in it what the client that
+            # was played last has learnt.
+            server.write_model()
+        metrics = read_metrics(self.folder / "metrics.jsonl")
+        finished = server.round == settings.rounds or self.stopped is not None
+        return Result(self.folder, self.job.model, metrics, finished, self.stopped)
+
+    def _engine(self) -> Engine:
+        cohort, privacy = math.ceil(self.mechanism.expected(len(self.job.population))), self.job.privacy
+        engine = self.settings.engine.open(self.job, self.server.message(), cohort, self._charge_again)
+        self._hear(engine)
+        return Secured(engine, self.job, privacy) if isinstance(privacy, SecureSum) else engine
+
+    def _hear(self, engine: Engine) -> None:
+        """What an engine may have to say: for the start, for each round's record, and for the statement,
+        where it stays true of the rounds that it played.
+        """
+        self._notes += getattr(engine, "notes", ())
+        self._engine_facts: Callable[[], Record] = getattr(engine, "facts", dict)
+        told: Sequence[str] = getattr(engine, "remarks", ())
+        self.spending.remarks += [remark for remark in told if remark not in self.spending.remarks]
+
+    def _begin(self) -> None:
+        """Whatever may refuse comes first: a run that is refused leaves everything as it was."""
+        job, server = self.job, self.server
+        self.spending.open(self._spent)
+        checkpoints.tidy(self.folder)
+        if server.round == 0:
+            job.states.clear()
+        self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_saved)
+        self.trackers.insert(0, self._metrics)
+        warnings = [] if job.privacy is None else job.privacy.warnings(job.workload)
+        facts = {
+            "parameters": server.layout.size,
+            "frozen": sum(p.numel() for p in job.model.parameters() if not p.requires_grad),
+            "clients": len(job.population),
+            "notes": [*self._notes, *filter(None, [self._metrics.note]), *warnings],
+        }
+        for tracker in self.trackers:
+            tracker.start(server.round, self.settings.rounds, facts)
+
+    def _round(self, engine: Engine) -> bool:
+        """Play a round, test the model if it is time to, and tell; False if the budget is used up."""
+        start, server, last = time.perf_counter(), self.server, self.settings.rounds
+        outcome = play(server, self.mechanism, self.spending, engine, self._progress)
+        if outcome is None:
+            if server.round == 0:
+                raise UserError(
+                    "privacy.epsilon: not even one round fits into the budget; "
+                    "raise the noise or the budget (`tacit plan --help` shows how)"
+                )
+            self.stopped = "the next round would exceed the privacy budget"
+            return False
+        record = record_of(server, outcome) | self.spending.facts(final=server.round == last)
+        if not self._withholds:
+            record |= self._engine_facts()
+        self._unrecorded, server.whole = record, True
+        if server.round == last or self._due(self.settings.evaluate_every):
+            record |= evaluation(server, engine)
+        seconds = time.perf_counter() - start
+        server.seconds += seconds
+        self._tell(record | {"seconds": round(seconds, 4)})
+        return True
+
+    def _due(self, every: int) -> bool:
+        return self.server.round % every == 0
+
+    def _charge_again(self, visits: Sequence[Visit]) -> None:
+        """Clients are about to be played a second time in this round, since their worker was lost.
+
+        With named randomness they do the same again. Where what a client sends is already a release, under
+        secret randomness, it would be a second one of the same data; nobody can say what became of the
+        first, so it is paid for like any other, on disk before it begins.
+        """
+        if self.job.privacy is None or not self.mechanism.clients_release or self.job.privacy.simulated:
+            return
+        round, cohort = self.server.round, np.array([v.client for v in visits])
+        charge = self.mechanism.charge(round, cohort, self.job.workload)
+        if not self.spending.affords(charge):
+            raise UserError(
+                "a worker process was lost, and to play its clients again would exceed the privacy budget; "
+                f"the round was dropped, and round {round} is saved"
+            )
+        self.spending.record(charge, cohort)
+
+    @property
+    def _withholds(self) -> bool:
+        privacy = self.job.privacy
+        return self.server.protects_clients and privacy is not None and privacy.withholds
+
+    def _progress(self, done: int, cohort: int) -> None:
+        if self._withholds:
+            return  # how many take part is exact, too
+        for tracker in self.trackers:
+            tracker.clients(done, cohort)
+
+    def _tell(self, record: Record) -> None:
+        self._unrecorded = record
+        self._metrics.round(record)
+        self._unrecorded = None
+        for tracker in self.trackers[1:]:
+            tracker.round(record)
+
+    def _save_what_is_whole(self) -> None:
+        """Save the rounds that were finished since the last checkpoint, if nothing forbids it."""
+        if not self.server.whole or self.server.round == self._saved:
+            return
+        with suppress(OSError, SafetensorError, UserError):
+            if self._unrecorded is not None:  # its evaluation failed, or its record; the round did not
+                self._metrics.round({"seconds": 0.0} | self._unrecorded)
+            self._save()
+
+    def _save(self) -> None:
+        server, spending = self.server, self.spending
+        facts = {
+            "belongs": checkpoints.belongings(self.folder),
+            "metrics": self._metrics.saved(),
+            **spending.saved(),
+            "remarks": spending.remarks,
+            **server.facts(),
+        }
+        spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
+        folder, saved = self.folder / "checkpoint", Checkpoint(server.round, server.vectors(), facts)
+        checkpoints.save(folder, saved, self.settings.keep_checkpoints)
+        self._saved = server.round
+        server.saved({int(place.name) for place in checkpoints.finished(folder)})
+
+    def _restore(self) -> list[str]:
+        """Go on from the newest sound checkpoint, if there is one; what should be told about it."""
+
+        def check(facts: dict[str, Any]) -> None:
+            checkpoints.check_states(self.job.states, facts)
+
+        saved, notes = checkpoints.newest(self.folder / "checkpoint", check)
+        if saved is not None:
+            checkpoints.refuse_other_files(self.folder, saved.facts)
+            checkpoints.refuse_other_base(saved.facts, self.server.frozen, self.folder)
+            known = checkpoints.kept_facts(self.folder / "checkpoint") if saved.facts["versions"] else []
+            self.server.restore(saved, known)
+            self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
+            self._spent = {name: saved.facts.get(name, {}) for name in (SPENT, SEEN_SPENT)}
+            self.spending.remarks = list(saved.facts.get("remarks", ()))
+        return notes

@@ -1,0 +1,230 @@
+"""The server's side of a run: everything that a checkpoint holds, and the two things done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.engine import BUFFERS, EngineSettings, InProcessSettings, Job, Local, Order, Report, Tune, Visit
+from tacit.engine.states import NONE
+from tacit.engine.work import public_steps
+from tacit.federation import checkpoint as checkpoints
+from tacit.federation.checkpoint import Checkpoint
+from tacit.optimizers.schedules import Schedule
+from tacit.optimizers.server import ServerOptimizer
+from tacit.privacy import Bounding, Ids
+from tacit.privacy.mechanisms.base import State
+from tacit.vector import Vectors, frozen_hash, read_buffers, read_values, write_buffers, write_values
+
+OPTIMIZER, MECHANISM = "optimizer.", "mechanism."
+"""Prefixes of the server optimizer's and the mechanism's vectors in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of a run that is not its job (the model, data and algorithm) nor its privacy."""
+
+    rounds: int
+    lr: float
+    lr_schedule: Schedule
+    server_optimizer: str = "sgd"
+    server_lr: float = 1.0
+    server_schedule: Schedule = field(default=lambda step: 1.0)
+    server_options: Mapping[str, Any] = field(default_factory=dict)
+    weighted: bool = False
+    evaluate_every: int = 1
+    evaluate_clients: int = 0
+    tune: Tune | None = None
+    """At every evaluation, also test each evaluated client after it has trained for itself alone."""
+    checkpoint_every: int = 1
+    keep_checkpoints: int = 2
+    engine: EngineSettings = field(default_factory=InProcessSettings)
+
+
+@dataclass
+class _Round:
+    """The algorithm's view of a round on the server (`tacit.algorithms.Round`)."""
+
+    index: int
+    fraction: float
+    lr: float
+    steps: int | None
+    optimizer: ServerOptimizer
+    lr_factor: float
+    theta: Tensor
+    local: Local
+
+    @property
+    def lr_sum(self) -> float:
+        steps = public_steps(self.steps)
+        if self.local.within is None:
+            return self.lr * steps
+        return self.lr * sum(self.local.factor(k, steps) for k in range(steps))
+
+    def step(self, delta: Tensor) -> Tensor:
+        if self.theta is not self.optimizer.theta:  # an algorithm that moved θ by itself before
+            self.optimizer.theta.copy_(self.theta)
+        self.optimizer.step(delta, self.lr_factor)
+        return self.optimizer.theta
+
+
+class Server:
+    """The algorithm's state, the optimizer, the mechanism's state, and which client state counts."""
+
+    def __init__(self, job: Job, settings: Settings, mechanism_state: State) -> None:
+        self.job, self.settings, self.layout = job, settings, job.layout
+        self.mechanism_state = mechanism_state
+        values, buffers = read_values(job.model, self.layout), read_buffers(job.model)
+        self._personal = values[self.layout.shared :].clone()
+        self.optimizer = ServerOptimizer(
+            settings.server_optimizer,
+            values[: self.layout.shared].float(),
+            self.layout,
+            settings.server_lr,
+            **settings.server_options,
+        )
+        self.state: Vectors = job.algorithm.init(self.optimizer.theta, self.layout)
+        if buffers.numel():
+            self.state[BUFFERS] = buffers
+        self.round = 0
+        self.seconds = 0.0
+        self.whole = True
+        """False while a round's step is under way: what is there then must not be saved."""
+        self.versions: dict[int, str] = {}
+        """The version of its state that counts, for each client that has one."""
+        self._digests: dict[int, str] = {}
+        self._unsaved: set[int] = set()
+        self._kept: dict[int, dict[int, str]] = {}
+        """The versions that each checkpoint on disk names, by its round."""
+
+    @property
+    def protects_clients(self) -> bool:
+        return self.job.privacy is not None and self.job.privacy.unit == "client"
+
+    @cached_property
+    def nominal_steps(self) -> int | None:
+        """K: the local steps of a client of average size; None if that would tell of protected clients."""
+        job = self.job
+        if self.protects_clients and job.local.steps is None:
+            return None
+        return job.local.nominal_steps(
+            float(np.mean(job.population.sizes)) if job.local.steps is None else 0.0
+        )
+
+    @cached_property
+    def frozen(self) -> str | None:
+        """What the trained vector lies on: a checkpoint holds no frozen parameter, only this."""
+        return frozen_hash(self.job.model)
+
+    def message(self) -> Vectors:
+        """What goes down to the clients."""
+        message = self.job.algorithm.message(self.state)
+        return {**message, BUFFERS: self.state[BUFFERS]} if BUFFERS in self.state else message
+
+    def order(self, attempt: int, bounding: Bounding | None) -> Order:
+        """What the clients are to do in this round."""
+        settings, decay = self.settings, self.settings.lr_schedule(self.round)
+        lr = settings.lr * decay
+        return Order(self.round, lr, self.nominal_steps, decay, settings.weighted, attempt, bounding)
+
+    def visits(self, clients: Ids) -> list[Visit]:
+        """Clients, each with the version of its state that counts."""
+        return [Visit(int(c), self.versions.get(int(c), NONE)) for c in clients]
+
+    def step(self, mean: Vectors, lr: float, fraction: float) -> None:
+        """The algorithm's server step: from the mean of the uploads to its next state."""
+        view = _Round(
+            index=self.round,
+            fraction=fraction,
+            lr=lr,
+            steps=self.nominal_steps,
+            optimizer=self.optimizer,
+            lr_factor=self.settings.server_schedule(self.round),
+            theta=self.state["theta"],
+            local=self.job.local,
+        )
+        state = self.job.algorithm.server(self.state, mean, view)
+        if BUFFERS in self.state:
+            state[BUFFERS] = mean.get(BUFFERS, self.state[BUFFERS])
+        # The mean is in the engine's memory, which the next round overwrites.
+        borrowed = {vector.untyped_storage().data_ptr() for vector in mean.values()}
+        self.state = {
+            n: v.clone() if v.untyped_storage().data_ptr() in borrowed else v for n, v in state.items()
+        }
+
+    def finish(self, reports: Sequence[Report]) -> None:
+        """The round is done: from now on its clients' new states count."""
+        for report in reports:
+            if report.state is not None:
+                self.versions[report.client] = report.state
+                self._unsaved.add(report.client)
+        self.round += 1
+
+    def write_model(self) -> None:
+        """Put the server's model into the module, whatever client was played in it last."""
+        theta, personal = self.state["theta"], self._personal
+        whole = torch.cat([theta, personal]) if personal.numel() else theta
+        write_values(self.job.model, self.layout, whole)
+        if BUFFERS in self.state:
+            write_buffers(self.job.model, self.state[BUFFERS])
+
+    def vectors(self) -> Vectors:
+        """All vectors of a checkpoint."""
+        tensors, _ = self.optimizer.state()
+        noise, _ = checkpoints.split_vectors(self.mechanism_state)
+        return (
+            self.state
+            | {OPTIMIZER + name: tensor for name, tensor in tensors.items()}
+            | {MECHANISM + name: tensor for name, tensor in noise.items()}
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """All plain values of a checkpoint; the client states that they name are on disk after this."""
+        _, scalars = self.optimizer.state()
+        _, mechanism = checkpoints.split_vectors(self.mechanism_state)
+        states = self.job.states
+        states.sync({client: self.versions[client] for client in self._unsaved})
+        for client in self._unsaved:
+            self._digests[client] = states.digest(client, self.versions[client])
+        return {
+            "versions": {str(client): version for client, version in self.versions.items()},
+            "states": {str(client): known for client, known in self._digests.items()},
+            "optimizer": scalars,
+            "seconds": self.seconds,
+            "mechanism": mechanism,
+            "frozen": self.frozen,
+        }
+
+    def saved(self, rounds: set[int]) -> None:
+        """A checkpoint is written: client states that none on disk, of these `rounds`, names may go."""
+        if not self._unsaved:
+            return
+        self._kept[self.round] = dict(self.versions)
+        if rounds <= self._kept.keys():  # one that could not be read may still need any of them
+            self._kept = {round: self._kept[round] for round in rounds}
+            for client in self._unsaved:
+                named = {versions[client] for versions in self._kept.values() if client in versions}
+                self.job.states.prune(client, named)
+        self._unsaved.clear()
+
+    def restore(self, saved: Checkpoint, known: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from a checkpoint; `known`: the facts of all that are on disk and can be read."""
+        self._kept = {
+            facts["round"]: {int(client): version for client, version in facts["versions"].items()}
+            for facts in known
+        }
+        optimizer, noise = (checkpoints.with_prefix(saved.vectors, p) for p in (OPTIMIZER, MECHANISM))
+        state = {n: v for n, v in saved.vectors.items() if not n.startswith((OPTIMIZER, MECHANISM))}
+        self.optimizer.theta.copy_(state["theta"])
+        self.optimizer.load(optimizer, saved.facts["optimizer"])
+        self.state = {**state, "theta": self.optimizer.theta}
+        self.versions = {int(client): version for client, version in saved.facts["versions"].items()}
+        self._digests = {int(client): known for client, known in saved.facts["states"].items()}
+        self.round, self.seconds = saved.round, float(saved.facts["seconds"])
+        self.mechanism_state = {**saved.facts["mechanism"], **noise}

@@ -1,0 +1,73 @@
+"""Noise that is drawn while the gradient it is meant for is still being computed.
+
+Noise does not depend on data, so a second core can make it in the meantime: for a small model it takes as
+long as the gradient. What is drawn are the same numbers, from the same stream, that would be drawn
+afterwards. They are handed out once; what nobody comes for is thrown away, and the stream goes on behind it.
+
+>>> noise = Drawn(5, 1000.0, Bits.named(1))
+>>> noise.for_each_stretch(5, 1000.0, lambda start, draws: print(start, draws.tolist()))
+0 [-463, 1380, 803, -1562, 1101]
+>>> noise.for_each_stretch(5, 1000.0, lambda start, draws: print(start, draws.tolist()))
+Traceback (most recent call last):
+RuntimeError: this noise has been used, and none is used twice
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tacit.privacy.bits import Bits
+from tacit.privacy.gaussian import STRETCH, rounded_gaussian
+
+MOST = 1 << 20
+"""Coordinates that are drawn ahead; more of them would take memory beside the gradient's own."""
+
+
+def ahead(count: int, std: float, bits: Bits, elsewhere: bool = False) -> Bits | Drawn:
+    """Begin to draw, where that pays: on several cores, and numbers that take little room; else `bits`.
+
+    `elsewhere`: what they are for is computed on another device, so the host is free.
+    """
+    if not std or (not elsewhere and (count > MOST or torch.get_num_threads() == 1)):
+        return bits
+    return Drawn(count, std, bits)
+
+
+class Drawn:
+    """`count` rounded Gaussians of standard deviation `std`, in the making, to be used once."""
+
+    def __init__(self, count: int, std: float, bits: Bits) -> None:
+        """From here to the use (or for ever) the stream is the other thread's alone."""
+        self._what = count, std
+        self._draws: Future[NDArray[np.int64]] | None = _thread().submit(rounded_gaussian, count, std, bits)
+
+    def for_each_stretch(self, count: int, std: float, use: Callable[[int, NDArray[np.int64]], None]) -> None:
+        """As `gaussian.for_each_stretch`, with what was drawn."""
+        draws = self.take(count, std)
+        for start in range(0, count, STRETCH):
+            use(start, draws[start : start + STRETCH])
+
+    def take(self, count: int, std: float) -> NDArray[np.int64]:
+        """All of what was drawn, once."""
+        if self._draws is None:
+            raise RuntimeError("this noise has been used, and none is used twice")
+        if self._what != (count, std):
+            raise RuntimeError(f"noise for {self._what} was asked to serve {(count, std)}")
+        draws, self._draws = self._draws.result(), None
+        return draws
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """One for the process: what is asked first is drawn first."""
+    return ThreadPoolExecutor(1, "noise")
+
+
+os.register_at_fork(after_in_child=_thread.cache_clear)

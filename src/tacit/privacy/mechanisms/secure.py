@@ -1,0 +1,184 @@
+"""Client level under secure aggregation: clients make the noise, and the server sees no sum without it.
+
+Unit: one client with all its data. A cohort of m is drawn. Each client bounds its upload to norm C on the
+grid (Σk² ≤ 2²ᵇ, in whole numbers), adds a rounded Gaussian of variance (zΔ)²/(τm), and sends it under masks
+(`tacit.secure`). At least t = ⌈τm⌉ clients stay to the end or there is no sum, so every sum that the server
+sees has noise of at least z; the server adds the shares of those who dropped out, so what it publishes
+always has noise z/√τ, however many were drawn. Δ = 2ᵇ + √d/2: see `tacit.privacy.shares`, which has the
+theorem by which a sum of rounded Gaussians is as good as a rounded one.
+
+Two numbers:
+
+- *outsiders* see models and not who took part: noise z, amplified by sampling, like any client-level run;
+- *the server* knows who took part, so nothing is amplified, and a share γ of the cohort may tell it their
+  noise, or make none. The honest among t leave (t − c)/(τm) ≥ 1 − γ/τ of the variance: a Gaussian mechanism
+  with noise z·√(1 − γ/τ) for each round that a client took part in. Neighbours here: what the client sent,
+  or zeros in its place (it is no secret from the server that it was there).
+
+>>> import numpy as np
+>>> from tacit.privacy import Clip, Poisson
+>>> mechanism = SecureSum(1.0, 1e-5, Clip(0.5), Poisson(0.1), threshold=0.75, colluding=0.12)
+>>> mechanism.threshold_of(10), mechanism.colluding_of(10)
+(8, 1)
+>>> mechanism.charge(0, np.array([4, 17]), Workload(population=100)).parts[0].event
+PoissonGaussian(rate=0.1, noise=1.0)
+>>> mechanism.seen_by_server(0, np.array([4, 17])).parts[0]
+Part(event=PoissonGaussian(rate=1.0, noise=0.916515138991168), steps=1, clients=(4, 17))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import ClassVar
+
+from tacit.errors import UserError
+from tacit.privacy.bits import Ids
+from tacit.privacy.bounding import Bounding
+from tacit.privacy.events import PoissonGaussian
+from tacit.privacy.gaussian import add_rounded_gaussian_
+from tacit.privacy.ledger import Charge, Header, Part
+from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, Observer, State, Workload
+from tacit.privacy.mechanisms.client import ClientLevel
+from tacit.privacy.shares import LEAST_SHARE
+from tacit.privacy.totals import Profile
+from tacit.vector import Layout, Vectors
+
+
+@dataclass(frozen=True)
+class SecureSum(ClientLevel):
+    """Noise in shares under secure aggregation."""
+
+    threshold: float = 2 / 3
+    """τ: the share of a cohort that must stay to the end; these alone carry the noise."""
+    colluding: float = 0.1
+    """γ: the share of a cohort that may collude with the server."""
+
+    kind: ClassVar[str] = "secure"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_at != "server":
+            raise UserError("privacy.noise_at: under secure aggregation clients make the noise; leave it out")
+        if self.metrics is not None:
+            raise UserError(
+                "privacy.metrics: the server makes their noise, so it would see each client's own numbers; "
+                "leave them out under secure aggregation"
+            )
+        if not 0 < self.threshold <= 1 or not self.colluding >= 0:
+            raise UserError(
+                f"privacy.threshold {self.threshold:g} and privacy.colluding {self.colluding:g} are shares "
+                "of a cohort; choose for example 0.67 and 0.1"
+            )
+        if 2 * self.threshold <= 1 + self.colluding:
+            raise UserError(
+                f"privacy.threshold {self.threshold:g}: a server that tells clients different things could "
+                f"take a sum apart with {self.colluding:.0%} of them; choose a threshold above "
+                f"{(1 + self.colluding) / 2:g}, or less colluding"
+            )
+        if math.isinf(self.clip.bound):
+            raise UserError("privacy.clip is infinite: secure aggregation adds whole numbers; set a clip")
+
+    @property
+    def sums_integers(self) -> bool:
+        """Always: masks are whole numbers."""
+        return True
+
+    @property
+    def clients_release(self) -> bool:
+        """What they send is a release to the server."""
+        return True
+
+    # --- who must stay, and who may lie -----------------------------------------------------------------
+
+    def threshold_of(self, drawn: int) -> int:
+        """t: so many of those drawn must stay."""
+        return math.ceil(Fraction(self.threshold) * drawn)
+
+    def colluding_of(self, drawn: int) -> int:
+        """c: so many of those drawn may collude with the server."""
+        return math.floor(Fraction(self.colluding) * drawn)
+
+    @property
+    def seen_noise(self) -> float:
+        """The noise multiplier that holds against the server and its colluders."""
+        return self.noise * math.sqrt(max(0.0, 1 - self.colluding / self.threshold))
+
+    def seen_by_server(self, round: int, cohort: Ids) -> Charge:
+        """What the round costs those who take part in it, against the server."""
+        event = PoissonGaussian(1.0, self.seen_noise)
+        return Charge(round, (Part(event, 1, tuple(int(client) for client in cohort)),))
+
+    def seen_header(self, data: str) -> Header:
+        """The first line of the ledger that counts what the server saw."""
+        costliest = Part(PoissonGaussian(1.0, self.seen_noise))
+        return Header(self.unit, self.delta, costliest, data, self.simulated)
+
+    # --- noise ------------------------------------------------------------------------------------------
+
+    def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding:
+        bound = self.clip.bind(sizes, layout, self.clipping_norm(state))
+        grid = self.grid(state, bound.dimension)
+        if not drawn or not self.noise:
+            return Bounding(bound, grid)
+        share = self.shared_std(grid, bound.dimension) / math.sqrt(self.threshold * drawn)
+        if share < LEAST_SHARE:
+            raise UserError(
+                f"privacy.noise {self.noise:g} in {drawn:,} shares is too little to be added in whole "
+                "numbers; raise the noise, or draw smaller cohorts"
+            )
+        return Bounding(bound, grid, share, always=True)
+
+    def release(
+        self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
+    ) -> tuple[Vectors, State]:
+        """Add the shares of those who dropped out, divide by the constant expected cohort.
+
+        An empty cohort gets the noise of a full one.
+        """
+        missing = arrivals.missing / arrivals.drawn if arrivals.drawn else 1.0
+        dimension = sum(vector.numel() for vector in total.values())
+        grid = self.grid(state, dimension)
+        std = self.shared_std(grid, dimension) * math.sqrt(missing / self.threshold)
+        bits = self.bits(workload.seed, round, attempt, RELEASE)
+        factor = 1 / self.expected(workload.population)
+        mean: Vectors = {}
+        for name, vector in total.items():
+            add_rounded_gaussian_(vector, std, bits)
+            mean[name] = grid.decoded(vector, factor)
+        return mean, state
+
+    # --- what a person is told --------------------------------------------------------------------------
+
+    def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
+        plain = super().describe(population, epsilon, worst)
+        models = Observer(
+            "whoever sees every released model, but not who took part",
+            epsilon,
+            "The server's coins stay secret, and it adds the noise of those who dropped out.",
+        )
+        noise = (
+            f"Noise: rounded Gaussians on whole numbers, made by the clients of a cohort in shares such that "
+            f"{self.threshold:.0%} of them carry {self.noise:g} × the clipping norm on every sum, from "
+            f"{self._source}. Uploads are masked; with fewer clients left there is no sum. A sum of rounded "
+            "Gaussians has the probabilities of a rounded Gaussian mechanism, but for a factor that differs "
+            "from 1 by less than 10⁻¹⁰⁰⁰."
+        )
+        covered = (
+            *plain.not_covered,
+            "how many clients are in a cohort, and that a round was given up: each of its clients is told",
+            "the server's own ledger, which names who took part in which round: it is for the server alone",
+            "whoever runs clients and server on one machine, as a simulation does: they could look anywhere",
+        )
+        return replace(plain, noise=noise, observers=(models,), not_covered=covered)
+
+    def against_server(self, epsilon: float | None) -> Observer:
+        """The statement's second number: ε of the client that took part most often."""
+        why = (
+            "It sees sums of masked uploads, and who took part. The client that took part most often in this "
+            "run, without amplification; neighbours: what a client sent, or zeros in its place. In cohorts "
+            "beyond 128 the server must follow the protocol; in smaller ones it may also lie."
+        )
+        return Observer(f"the server, with up to {self.colluding:.0%} of each cohort", epsilon, why)

@@ -1,0 +1,46 @@
+"""Many runs as one experiment, from the command line or from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tacit.api import RUNS, compare
+from tacit.config.sweep import read_sweep
+from tacit.errors import UserError
+from tacit.sweeps.schedule import Task, Watch, play_sweep
+
+
+def sweep(
+    file: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    *,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+) -> list[dict[str, Any]]:
+    """Play every run of a config with a `sweep:` section; the rows that `tacit compare` would show.
+
+    Runs go on in processes of their own, so a script that calls this needs `if __name__ == "__main__":`.
+    Finished runs are not run again and interrupted ones go on: call it again to continue.
+
+    Args:
+        file: the YAML file.
+        overrides: dotted keys, such as {"rounds": 5, "sweep.seed": [0, 1]}.
+        folder: where the runs are saved; under runs/ by the sweep's name if not given.
+        jobs: runs at once; one for each core if not given.
+        watch: hears of the progress.
+
+    Raises:
+        UserError: the config has no `sweep:` section, or a run failed.
+    """
+    found = read_sweep(Path(file), dict(overrides or {}))
+    if found is None:
+        raise UserError(f"{file}: it has no `sweep:` section, so it is one run; use tacit.run(tacit.load(…))")
+    place = Path(folder) if folder is not None else RUNS / found.name
+    play_sweep(found, place, jobs, watch)
+    return compare(place)
+
+
+__all__ = ["Task", "Watch", "play_sweep", "sweep"]
