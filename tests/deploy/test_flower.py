@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deploy_small import same, vectors
 
 import tacit
-from deploy_small import same, vectors
 from tacit.deploy.folders import Invitation, init_client, init_server
 from tacit.deploy.keys import fingerprint, read_key
 from tacit.deploy.roster import Member, Roster

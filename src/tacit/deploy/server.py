@@ -341,8 +341,8 @@ def refuse_undeployable(job: Job) -> None:
     privacy = job.privacy
     if privacy is not None and type(privacy) not in (ClientLevel, AdaptiveClip, ExampleLevel):
         raise UserError(
-            f"privacy: real clients cannot count the cost of {privacy.kind} noise by themselves yet; leave out "
-            "privacy.mechanism and privacy.aggregation"
+            f"privacy: real clients cannot count the cost of {privacy.kind} noise by themselves yet; leave "
+            "out privacy.mechanism and privacy.aggregation"
         )
     if privacy is not None and privacy.metrics is not None:
         raise UserError("privacy.metrics: real clients do not tell the numbers it is made of; leave it out")

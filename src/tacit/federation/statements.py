@@ -23,7 +23,9 @@ from tacit.reading import read_text
 
 LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
 SEEN = "ledger-server.jsonl"
-"""What the server sees under secure aggregation, and of whom: for the server alone."""
+"""What those see who know who took part, and of whom: for the server alone. (Under secure aggregation that is
+the server; with real clients, whoever watches the network.)
+"""
 SPENT = "spending"
 """Where a checkpoint keeps what it knows of the ledger."""
 
