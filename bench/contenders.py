@@ -27,7 +27,7 @@ import tacit
 from tacit import models
 
 CLIENTS, RECORDS, COHORT, BATCH, LR = 1000, 50, 50, 10, 0.05
-FOREVER = 10**9
+FOREVER = 10**8
 MODELS: Mapping[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "cnn": ((3, 32, 32), {}),
     "mlp": ((1, 28, 28), {"hidden": (200,)}),
@@ -154,11 +154,19 @@ def dataset(name: str, records: int = RECORDS) -> tacit.Dataset:
     return tacit.Dataset("random", train, test, 10, MODELS[name][0], licence="none", origin="random")
 
 
-def ours(turns: Turns, name: str, workers: int) -> None:
+def ours(turns: Turns, name: str, workers: int, **engine: Any) -> None:
     """Whole rounds of `tacit.run`: draw, train, sum, step, metrics. Pixels stay uint8 up to a batch."""
     with tempfile.TemporaryDirectory() as folder:
         config = settings(name, workers)
-        tacit.run(config, folder, model=build(name), dataset=dataset(name), trackers=[_Watch(turns)])
+        watch = _Watch(turns)
+        tacit.run(config, folder, model=build(name), dataset=dataset(name), trackers=[watch], **engine)
+
+
+def ray(turns: Turns, name: str) -> None:
+    """The same on two workers of a Ray cluster that is started for it, on the loopback interface only."""
+    from tacit.engine import RaySettings
+
+    ours(turns, name, workers=0, engine=RaySettings(address="local", workers=2))
 
 
 class _Weigh:
@@ -316,6 +324,7 @@ CONTENDERS: dict[str, Any] = {
     "bare": bare,
     "in-process": lambda turns, name: ours(turns, name, workers=0),
     "two workers": lambda turns, name: ours(turns, name, workers=2),
+    "ray": ray,
     "pfl": pfl,
     "flower": flower,
 }

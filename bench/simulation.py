@@ -38,11 +38,11 @@ class Failed(Exception):
 class Player:
     """A contender in a process (and a process group) of its own."""
 
-    def __init__(self, contender: str, model: str) -> None:
+    def __init__(self, contender: str, model: str, python: str = sys.executable) -> None:
         self.pipe, theirs = Pipe()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "play", contender, model, str(theirs.fileno())],
+            [python, __file__, "play", contender, model, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": _python_path()},
             stdin=subprocess.DEVNULL,
@@ -79,9 +79,9 @@ def _python_path() -> str:
 
 
 @contextmanager
-def playing(contender: str, model: str) -> Iterator[Player]:
+def playing(contender: str, model: str, python: str = sys.executable) -> Iterator[Player]:
     """A contender that has played its first round, which does not count."""
-    player = Player(contender, model)
+    player = Player(contender, model, python)
     try:
         player.rounds(1, START + TURN)
         yield player

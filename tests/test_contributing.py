@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,19 +17,16 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_every_addition_that_is_shown_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.privacy.mechanisms.MECHANISMS", MECHANISMS)
-    for registry in (MECHANISMS, OPTIMIZERS):  # what the examples add is gone afterwards
-        for name in list(registry):
-            monkeypatch.setitem(registry, name, registry[name])
     Path("recipes").symlink_to(ROOT / "recipes")
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     assert len(blocks) == 6
-    scope: dict[str, object] = {"__name__": "contributing"}
+    Path("contributing.py").write_text("\n\n".join(blocks))
+    monkeypatch.syspath_prepend(".")
     try:
-        for block in blocks:
-            exec(compile(block, "CONTRIBUTING.md", "exec"), scope)
+        importlib.import_module("contributing")
     finally:
-        MECHANISMS.pop("twice", None)
+        sys.modules.pop("contributing", None)
+        MECHANISMS.pop("twice", None)  # what the examples add is gone afterwards
         OPTIMIZERS.pop("signsgd", None)
 
 

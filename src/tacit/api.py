@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,9 @@ from tacit.models.weights import locate
 from tacit.privacy import Charge, Mechanism, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
+from tacit.privacy.events import Spend
 from tacit.privacy.statement import Statement
+from tacit.privacy.tuning import tuned_epsilon
 from tacit.report.card import card, loading
 from tacit.report.compare import find_runs, read_run, rows, to_json
 from tacit.report.page import PAGE, write_page
@@ -243,8 +245,10 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
     return read_together(places, delta)
 
 
-def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
+def plan(config: Config, *, dataset: Dataset | None = None, trials: float | None = None) -> dict[str, Any]:
     """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
+
+    `trials`: also what the best of a random number of such runs would, of this mean (`tacit.privacy.tuning`).
 
     At client level `signal_to_noise` is the length of the mean update, were every client's as long as the
     clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d).
@@ -273,8 +277,13 @@ def plan(config: Config, *, dataset: Dataset | None = None) -> dict[str, Any]:
         "signal_to_noise": strength if mechanism.unit == "client" else None,
         "simulation": mechanism.simulated,
         "metrics": _metrics_cost(mechanism, job.workload, config.rounds),
+        "tuned": None if trials is None else _tuned(spends, mechanism.delta, trials),
         "warnings": mechanism.warnings(job.workload),
     }
+
+
+def _tuned(spends: Sequence[Spend], delta: float, trials: float) -> dict[str, Any]:
+    return asdict(max((tuned_epsilon(spend, delta, trials) for spend in spends), key=lambda t: t.epsilon))
 
 
 def _metrics_cost(mechanism: Mechanism, workload: Workload, rounds: int) -> dict[str, float] | None:

@@ -17,8 +17,11 @@ from typing import BinaryIO
 def opened(file: Path) -> BinaryIO:
     """A regular file, to read it; OSError of anything else, at once."""
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer is not waited for
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
         os.close(fd)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
         raise OSError(errno.EINVAL, "not a regular file", str(file))
     return os.fdopen(fd, "rb")
 

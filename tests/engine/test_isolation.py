@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import re
 from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 import tacit
 from conftest import blobs
 from tacit.algorithms import FedAvg, Work
-from tacit.engine import ClientError, isolation
+from tacit.engine import isolation
 from tacit.engine.isolation import Pristine
 from tacit.errors import UserError
 from tacit.vector import Vectors
@@ -214,16 +215,19 @@ def test_a_large_frozen_parameter_is_refused_and_not_put_back(config, monkeypatc
         ("table", "attribute 'table.sum'"),
         ("tensor", "'tensor'"),
         ("array", "attribute 'array'"),
-        ("nested", "attribute 'nested.deep"),
+        ("nested", "attribute 'nested.deep.1'"),
         ("object", "attribute 'object.slot'"),
         ("closure", "attribute 'closure.total'"),
         ("new", "attribute 'later'"),
-        ("new buffer", "buffer|'extra'"),
+        ("new buffer", "attribute 'extra'"),
     ],
 )
 def test_at_example_level_whoever_remembers_records_is_named(config, place: str, name: str) -> None:
     settings = config(rounds=1, privacy=EXAMPLE)
-    with pytest.raises((UserError, ClientError), match=name):
+    message = re.escape(
+        f": {name} of the model changes as records pass, so it remembers them without clipping"
+    )
+    with pytest.raises(UserError, match=message):
         tacit.run(settings, "run", dataset=blobs(), model=Silent(place))
 
 

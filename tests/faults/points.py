@@ -48,13 +48,19 @@ class Faults:
         number = self._shared[4]
         return CALLS[number - 1] if number else None
 
-    def install(self) -> None:
-        """From now on, in this process."""
-        for name in CALLS[:-1]:
-            setattr(os, name, self._wrapped(name, getattr(os, name)))
-        for module in SAVES:
-            there: Any = sys.modules[module]
-            there.save_file = self._wrapped("save_file", there.save_file)
+    def install(self) -> Callable[[], None]:
+        """From now on, in this process, until what is returned is called."""
+        places: list[tuple[Any, str]] = [(os, name) for name in CALLS[:-1]]
+        places += [(sys.modules[module], "save_file") for module in SAVES]
+        before = [(place, name, getattr(place, name)) for place, name in places]
+        for place, name, original in before:
+            setattr(place, name, self._wrapped(name, original))
+
+        def remove() -> None:
+            for place, name, original in before:
+                setattr(place, name, original)
+
+        return remove
 
     def _wrapped(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:

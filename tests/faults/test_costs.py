@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import faults_small as small
 import numpy as np
 import pytest
 
 from tacit.federation.spending import Spending
 from tacit.privacy import ClientLevel, Clip, ExampleLevel, Mechanism, Poisson, Workload, make_statement
+from tacit.privacy.accountants import pld, pld_epsilon
 from tacit.privacy.events import PoissonGaussian
 from tacit.privacy.totals import ClientTotals, rounded_count
 
@@ -58,6 +65,86 @@ def test_saving_takes_no_longer_after_many_rounds(tmp_path: Path, kind: str) -> 
     spending.close()
 
 
+@pytest.mark.parametrize("budget", [False, True], ids=["free", "budget"])
+@pytest.mark.parametrize("kind", list(RUNS))
+def test_the_accountants_are_asked_no_more_often_after_many_rounds(
+    tmp_path: Path, kind: str, budget: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted, not timed: distributions composed and profiles compared in 64 rounds, early and late."""
+    mechanism, workload = RUNS[kind]
+    if budget:  # just enough for the rounds of this test: the last ones are the dearest to decide
+        spent = {"client": PoissonGaussian(0.01, 1.0), "example": None}[kind]
+        event, rounds = (spent, 2048) if spent else (PoissonGaussian(16 / 50, 1.0), 2600)
+        mechanism = replace(mechanism, epsilon=pld_epsilon({event: rounds}, 1e-5))
+    asked: Counter[str] = Counter()
+    compose, compare = pld.epsilon.__wrapped__, PoissonGaussian.dominates
+
+    def composed(*arguments: Any) -> float | None:
+        asked["composed"] += 1
+        return compose(*arguments)
+
+    def compared(self: PoissonGaussian, other: Any) -> bool:
+        asked["compared"] += 1
+        return compare(self, other)
+
+    monkeypatch.setattr(pld, "epsilon", lru_cache(maxsize=4096)(composed))
+    monkeypatch.setattr(PoissonGaussian, "dominates", compared)
+    spending = Spending(mechanism, workload, "data")
+    spending.open(tmp_path, {})
+
+    def block(rounds: range) -> Counter[str]:
+        asked.clear()
+        for round in rounds:
+            charge = mechanism.charge(round, mechanism.sample(round, 0, workload), workload)
+            assert spending.affords(charge)
+            spending.record(charge)
+            spending.facts(), spending.explain(tmp_path)
+        return Counter(asked)
+
+    def skip(rounds: range) -> None:
+        for round in rounds:
+            play(spending, mechanism, workload, round)
+
+    skip(range(128))
+    early = block(range(128, 192))
+    skip(range(192, 1920))
+    late = block(range(1920, 1984))
+    spending.close()
+    # Less than one in four rounds, however long the run; counted each round it would be 64 and more.
+    assert late["composed"] <= max(early["composed"], 16), (early, late)
+    assert late["compared"] <= 1.5 * early["compared"] + 64, (early, late)
+
+
+@pytest.mark.parametrize("kind", ["client", "example", "states"])
+def test_a_round_reads_and_writes_as_much_as_the_one_before_it(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files opened and bytes written by each round of a run, from its ledger's line to its checkpoint."""
+    done: Counter[str] = Counter()
+    rounds: list[Counter[str]] = []
+    opened, write, release = os.open, os.write, small.tacit.federation.loop.Federation._tell
+
+    def counted_open(*arguments: Any, **options: Any) -> int:
+        done["opened"] += 1
+        return opened(*arguments, **options)
+
+    def counted_write(fd: int, content: bytes) -> int:
+        done["written"] += len(content)
+        return write(fd, content)
+
+    def told(self: Any, record: Any) -> None:
+        release(self, record)
+        rounds.append(Counter(done))
+        done.clear()
+
+    monkeypatch.setattr(os, "open", counted_open)
+    monkeypatch.setattr(os, "write", counted_write)
+    monkeypatch.setattr(small.tacit.federation.loop.Federation, "_tell", told)
+    small.run(kind, tmp_path / "run", 24)
+    assert max(r["opened"] for r in rounds[16:]) <= max(r["opened"] for r in rounds[4:12]) + 2
+    assert max(r["written"] for r in rounds[16:]) <= 1.1 * max(r["written"] for r in rounds[4:12])
+
+
 @pytest.mark.parametrize("kind", list(RUNS))
 def test_the_running_totals_say_what_a_replay_says(tmp_path: Path, kind: str) -> None:
     mechanism, workload = RUNS[kind]
@@ -88,4 +175,4 @@ def test_rounding_never_states_less() -> None:
     events = [PoissonGaussian(rate=rate, noise=1.0) for rate in (0.01, 0.02, 0.05)]
     for _ in range(200):
         totals.add(events[rng.integers(3)], int(rng.integers(1, 30)), clients=rng.integers(0, 8, 3).tolist())
-    assert totals.worst(1e-5, rounded=True).epsilon.value >= totals.worst(1e-5).epsilon.value
+    assert totals.worst(1e-5, digits=5).epsilon.value >= totals.worst(1e-5).epsilon.value

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,15 @@ from typing import Any
 import faults_small as small
 import pytest
 import yaml
+from forks import cli_main, forked
 
 import tacit
 from tacit import config as configs
 from tacit.config.sweep import read_sweep
 
 FUZZED = 400
+NOBODY = 65534
+"""A user who owns nothing."""
 GOOD = {
     "name": "x",
     "seed": 1,
@@ -157,13 +162,6 @@ def test_a_sweeps_name_does_not_leave_its_folder(tmp_path: Path, name: str) -> N
     assert (home / sweep.name).resolve().parent == home.resolve()
 
 
-def tacit_command(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from tacit.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False, **options
-    )
-
-
 RECIPE = (
     "rounds: 6\ndata: {name: fashion-mnist-slice, partition: {kind: iid, clients: 20}}\n"
     "model: {name: logistic}\ncohort: 4\nlocal: {steps: 1, batch: 5, lr: 0.1}\nengine: {workers: 0}\n"
@@ -193,18 +191,86 @@ def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
     assert small.metric_rounds(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="to the superuser no folder is read-only")
-def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told_in_one_line() -> None:
+    """As nobody in particular: to the superuser no folder is read-only."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        small.half("client", folder, 2, 4)
+        before = small.snapshot(folder)
+
+        def refused() -> int:
+            if os.geteuid() == 0:
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            try:
+                small.resume(folder)
+            except tacit.UserError as error:
+                print(error)
+                return 2
+            return 0
+
+        Path(place).chmod(0o755)
+        if os.geteuid() == 0:
+            for each in (folder, *folder.rglob("*")):
+                os.chown(each, NOBODY, NOBODY)
+        for each in (folder, *folder.rglob("*")):
+            each.chmod(0o500 if each.is_dir() else 0o400)
+        end = forked(refused)
+        for each in (folder, *(each for each in folder.rglob("*") if each.is_dir())):
+            each.chmod(0o700)
+        assert end.code == 2, end
+        assert "cannot be written" in end.out or "no room" in end.out
+        assert len(end.out.strip().splitlines()) == 1
+        assert small.snapshot(folder) == before
+
+
+# --- files that are not files, and disks that are full ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "ledger.jsonl", "config.yaml", "lineage.json", "result.json"]
+)
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/zero", "pipe"])
+def test_a_device_or_a_pipe_in_place_of_a_file_is_told_at_once(
+    tmp_path: Path, name: str, device: str
+) -> None:
+    """An endless device would be read for ever, and a pipe without a writer waited for."""
     folder = tmp_path / "run"
     small.half("client", folder, 2, 4)
-    charges = (folder / "ledger.jsonl").read_bytes()
-    folder.chmod(0o500)
-    try:
-        with pytest.raises(tacit.UserError, match=r"cannot be written|no room"):
-            small.resume(folder)
-    finally:
-        folder.chmod(0o700)
-    assert (folder / "ledger.jsonl").read_bytes() == charges
+    (folder / name).unlink()
+    if device == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to(device)
+    for words in (["verify"], ["statement"], ["compare"], ["resume"]):
+        end = forked(cli_main(*words, folder), seconds=60)
+        assert not end.hung, (words, end)
+        assert end.riddle is None, (words, end)
+        if words == ["verify"]:
+            assert end.code == 2
+            assert "regular file" in " ".join(end.out.split())
+
+
+def test_a_disk_that_is_full_for_metrics_costs_no_round(tmp_path: Path) -> None:
+    """The file of metrics may not grow beyond a limit (as on a full disk): one line; then resume finishes."""
+    recipe, folder = small.recipe("plain", tmp_path / "recipe.yaml", 40), tmp_path / "run"
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+        cli_main("run", recipe, "--out", folder)()
+
+    end = forked(limited)
+    assert (end.code, end.riddle) == (2, None), end
+    assert "cannot be written (File too large)" in end.err
+    played = small.metric_rounds(folder)
+    assert 5 < len(played) < 40
+    again = forked(limited)  # nothing was freed: told again, and nothing lost
+    assert (again.code, again.riddle) == (2, None), again
+    assert small.metric_rounds(folder) == played
+    assert forked(cli_main("resume", folder)).code == 0
+    assert small.metric_rounds(folder) == list(range(1, 41))
+    assert forked(cli_main("run", recipe, "--out", tmp_path / "whole")).code == 0
+    assert small.same(small.vectors(folder), small.vectors(tmp_path / "whole"))
 
 
 @pytest.mark.slow
@@ -213,17 +279,18 @@ def test_commands_on_a_broken_run_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(
         RECIPE + "privacy: {unit: client, clip: 1, noise: 1, delta: 0.001}\n"
     )
-    assert tacit_command("run", "recipe.yaml", "--out", "run", cwd=tmp_path).returncode == 0
+    assert forked(cli_main("run", "recipe.yaml", "--out", "run")).code == 0
     commands = (["verify"], ["statement"], ["compare"], ["resume"], ["ledger"])
     for name in ("config.yaml", "ledger.jsonl", "metrics.jsonl"):
         file = tmp_path / "run" / name
         whole = file.read_bytes()
         file.write_bytes(b"\xff\xfe nonsense \x00\n" + whole[40:])
         for command in commands:
-            done = tacit_command(*command, "run", cwd=tmp_path)
-            assert "Traceback" not in done.stderr, (name, command, done.stderr)
-            assert done.returncode in (0, 2), (name, command)
-            if done.returncode == 2 and command != ["verify"]:
-                assert len(done.stderr.strip().splitlines()) == 1, (name, command, done.stderr)
+            done = forked(cli_main(*command, "run"))
+            assert done.code in (0, 2), (name, command, done)
+            if command != ["verify"]:
+                assert done.riddle is None, (name, command)
+            if done.code == 2 and command != ["verify"]:
+                assert len(done.err.strip().splitlines()) == 1, (name, command, done.err)
             file.write_bytes(b"\xff\xfe nonsense \x00\n" + whole[40:])
         file.write_bytes(whole)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import faults_small as small
 import pytest
+from forks import cli_main, forked
 
 import tacit
 from tacit.federation.lock import locked
@@ -97,6 +98,20 @@ def test_two_resumes_at_once_leave_one_sound_run(tmp_path: Path) -> None:
     if sorted(codes) == [0, 0]:  # one began after the other had ended
         assert small.metric_rounds(folder) == list(range(1, 41))
     assert small.same(small.vectors(folder), small.vectors(whole))
+
+
+def test_a_second_sweep_at_one_folder_gets_one_line_and_changes_nothing(tmp_path: Path) -> None:
+    file = small.recipe("plain", tmp_path / "sweep.yaml", 1, name="mini", sweep={"seed": [0, 1]})
+    folder = tmp_path / "mini"
+    with locked(folder, create=True):  # as a sweep that is under way
+        (folder / "tuned.json").write_text("{}")
+        before = small.snapshot(folder)
+        second = forked(cli_main("run", file, "--out", folder))
+        assert (second.code, second.riddle) == (2, None)
+        assert "is in use by another process" in second.err
+        assert small.snapshot(folder) == before
+    assert forked(cli_main("run", file, "--out", folder)).code == 0
+    assert len(list(folder.glob("*/finished"))) == 2
 
 
 def test_a_lock_inside_a_process_counts_too(tmp_path: Path) -> None:

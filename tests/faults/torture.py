@@ -6,7 +6,7 @@ torch and tacit are imported once; every run that is attacked is a fork of this 
 command's own entry point. Some are true processes, and some have a pool of workers. After a chain of attacks
 the run must be finished by an ordinary resume, with the model of a run that was left alone (without privacy),
 no charge missing (with it), no traceback, nothing left behind. What does not hold is printed with what it
-takes to do it again (`--again "chain 17" --seed 1`), and makes the exit code 1. Counts come every minute.
+takes to do it again (`--again "kills 17" --seed 1`), and makes the exit code 1. Counts come every minute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,13 @@ TARGETS = {
     "corruptions": 20_000,
     "fuzzed inputs": 50_000,
     "hostile clients": 200,
-    "pool runs": 15,
-    "processes": 15,
+    "pool runs": 10,
+    "processes": 10,
 }
 """How many of each are made, relative to each other: an hour of one core should reach all of them."""
-BATCH = {"corruptions": 100, "fuzzed inputs": 250, "hostile clients": 50}
+LITTLE = {"cohort": 3, "local": {"steps": 1, "batch": 5, "lr": 0.1}, "evaluate": {"every": 2}}
+"""What is trained matters little: files do."""
+BATCH = {"fault points": 20, "corruptions": 100, "fuzzed inputs": 250, "hostile clients": 50}
 """What one fork makes."""
 
 
@@ -71,20 +73,28 @@ class Broken(Exception):
         self.promise = promise
 
 
-def count_releases(file: Path) -> None:
-    """From now on, note every release of this process in a file, before it is made."""
+_released: list[Path] = []
+"""Where releases are noted, if they are."""
+
+
+def count_releases() -> None:
+    """From now on, every release of this process is noted in a file before it is made."""
     from tacit.privacy.mechanisms.client import ClientLevel
 
-    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     release, summed = ClientLevel.release, InProcess.sum
 
+    def note() -> None:
+        for file in _released:
+            with file.open("ab", buffering=0) as stream:
+                stream.write(b"x")
+
     def noted(self: Any, *args: Any, **options: Any) -> Any:
-        os.write(fd, b"x")
+        note()
         return release(self, *args, **options)
 
     def noted_sum(self: Any, *args: Any, **options: Any) -> Any:
         if getattr(self.worker.job.privacy, "unit", None) == "example":
-            os.write(fd, b"x")
+            note()
         return summed(self, *args, **options)
 
     ClientLevel.release = noted  # type: ignore[method-assign]
@@ -97,6 +107,8 @@ class Torture:
     def __init__(self, seed: int, scratch: Path, disk: Path) -> None:
         """`scratch`: where most of it happens, in memory if it can be; `disk`: for true processes."""
         self.seed, self.scratch, self.disk = seed, scratch, disk
+        self.place, self.here = scratch, False
+        count_releases()
         self.counts: Counter[str] = Counter()
         self.operations_hit: Counter[str] = Counter()
         self.broken: Counter[str] = Counter()
@@ -125,7 +137,7 @@ class Torture:
     def _prepare(self, kind: str) -> None:
         """A whole run, half of one and half of another with another seed, and their file operations."""
         whole, half, other = (self.scratch / f"{name}-{kind}" for name in ("whole", "half", "other"))
-        small.recipe(kind, self.recipe(kind), ROUNDS)
+        small.recipe(kind, self.recipe(kind), ROUNDS, **LITTLE)
         faults = Faults(whole, NEVER, "kill")
 
         def play() -> None:
@@ -136,11 +148,11 @@ class Torture:
         self.operations[kind, False], self.reference[kind] = faults.seen, small.vectors(whole)
         if self.private(kind):
             first = read_ledger(whole).charges[0].parts[0].event
-            for count in range(1, 15):  # known to all forks from here on
+            for count in range(1, 13):  # known to all forks from here on
                 epsilon({first: count}, read_ledger(whole).header.delta)
         for folder, seed in ((half, 0), (other, 7)):
             # Stopped as a person would, by SIGTERM, after the second round.
-            small.recipe(kind, self.scratch / "half.yaml", ROUNDS, seed=seed)
+            small.recipe(kind, self.scratch / "half.yaml", ROUNDS, seed=seed, **LITTLE)
             self._done(forked(_stopped(2, cli_main("run", self.scratch / "half.yaml", "--out", folder))), 130)
         self.half[kind], self.other[kind] = half, other
         resumed = self._fresh(kind)
@@ -165,27 +177,46 @@ class Torture:
     # --- chains of kills and failing file operations ------------------------------------------------------
 
     def attempt(self, kind: str, folder: Path, faults: Faults | None, kill_after: float | None = None) -> End:
-        """Run, or resume what is there, in a fork."""
+        """Run, or resume what is there, in a fork; or here, in a fork that makes many attempts."""
+
+        there = (folder / "config.yaml").exists()
+        words = ["resume", folder] if there else ["run", self.recipe(kind), "--out", folder]
+        _released[:] = [folder.with_name(f"{folder.name}.released")] if self.private(kind) else []
 
         def play() -> None:
-            if self.private(kind):
-                count_releases(folder.with_name(f"{folder.name}.released"))
             if faults is not None:
                 faults.install()
-            there = (folder / "config.yaml").exists()
-            cli_main(*(["resume", folder] if there else ["run", self.recipe(kind), "--out", folder]))()
+            cli_main(*words)()
 
-        return forked(play, kill_after=kill_after)
+        try:
+            if not self.here:
+                return forked(play, kill_after=kill_after)
+            remove = faults.install() if faults is not None else lambda: None
+            try:
+                return command(*words)
+            finally:
+                remove()
+        finally:
+            _released.clear()
 
-    def chain(self, rng: random.Random) -> None:
-        """A run is killed, or an operation fails, again and again; then it is finished."""
-        kind = rng.choice(list(KINDS))
+    def errors(self, rng: random.Random, place: Path) -> str:
+        """File operations of a run fail, one attempt after the other; then it is finished."""
+        self.place, self.here = place, True
+        self.chain(rng, ERRORS)
+        return "runs finished after errors"
+
+    def kills(self, rng: random.Random) -> None:
+        """A run is killed again and again, now and then an operation fails; then it is finished."""
+        self.place, self.here = self.scratch, False
+        self.chain(rng, (*KILLS, *KILLS, *KILLS, "moment", "moment", "moment", *ERRORS))
+
+    def chain(self, rng: random.Random, modes: Sequence[str]) -> None:
+        kind = rng.choices(list(KINDS), [1.0 if kind != "example" else 0.4 for kind in KINDS])[0]
         folder = self._fresh(kind if rng.random() < 0.4 else None)
         told = []
         end = End(1)
         for _ in range(rng.randint(2, 4)):
-            kills, faults_made = (self.counts[name] / TARGETS[name] for name in ("kills", "fault points"))
-            mode = rng.choice((*KILLS, "moment") if kills < faults_made else ERRORS)
+            mode = rng.choice(modes)
             if mode == "moment":
                 told.append("kill at some moment")
                 end = self.attempt(kind, folder, None, kill_after=rng.random() * 0.25)
@@ -223,7 +254,7 @@ class Torture:
         return rng.choice([number for number, name in enumerate(known, start=1) if name == sort])
 
     def _fresh(self, kind: str | None = None) -> Path:
-        folder = self.scratch / "run"
+        folder = self.place / "run"
         shutil.rmtree(folder, ignore_errors=True)
         Path(f"{folder}.released").unlink(missing_ok=True)
         if kind is not None:
@@ -282,21 +313,25 @@ class Torture:
 
     def batch(self, name: str, rng: random.Random) -> None:
         """A fork makes a batch of attacks of one kind by itself, and tells of each that got through."""
-        play = {"corruptions": self.corrupt, "fuzzed inputs": self.fuzz, "hostile clients": self.hostile}[
-            name
-        ]
+        play = {
+            "fault points": self.errors,
+            "corruptions": self.corrupt,
+            "fuzzed inputs": self.fuzz,
+            "hostile clients": self.hostile,
+        }[name]
         report = self.scratch / "report.jsonl"
         report.unlink(missing_ok=True)
 
         def many() -> None:
             place = Path(tempfile.mkdtemp(dir=self.scratch, prefix="batch-"))
             os.chdir(place)
-            found: dict[str, Any] = {"done": 0, "kinds": Counter(), "broken": []}
+            found: dict[str, Any] = {"broken": []}
+            self.counts.clear(), self.operations_hit.clear()
             before = None
             for number in range(BATCH[name]):
                 try:
                     with alarm(HANG):
-                        found["kinds"][play(rng, place)] += 1
+                        self.counts[f"  {play(rng, place)}"] += 1
                 except Broken as error:
                     found["broken"].append((error.promise, f"{name}, number {number}: {error}"))
                 except Hung:
@@ -305,12 +340,13 @@ class Torture:
                     found["broken"].append(
                         ("tracebacks", f"{name}, number {number}: {traceback.format_exc()}")
                     )
-                found["done"] += 1
+                self.counts[name] += name != "fault points"  # those are counted where they strike
                 if number == BATCH[name] // 2:  # by then all that is made once has been made
                     before = _descriptors()
             after = _descriptors()
             if before is not None and after > before:
                 found["broken"].append(("leaks", f"{name}: {before} descriptors became {after}"))
+            found |= {"counts": self.counts, "operations": self.operations_hit}
             report.write_text(json.dumps(found))
             shutil.rmtree(place, ignore_errors=True)
 
@@ -318,8 +354,8 @@ class Torture:
         if not report.exists():
             raise Broken("hangs" if end.hung else "tracebacks", f"{name}: {end}")
         found = json.loads(report.read_text())
-        self.counts[name] += found["done"]
-        self.counts.update({f"  {kind}": count for kind, count in found["kinds"].items()})
+        self.counts.update(found["counts"])
+        self.operations_hit.update(found["operations"])
         for promise, how in found["broken"]:
             self._tell(promise, how)
 
@@ -574,7 +610,7 @@ class Torture:
     def attack(self) -> None:
         """Whatever there is least of, compared with what there should be."""
         least = min(TARGETS, key=lambda name: self.counts[name] / TARGETS[name])
-        self.play("chain" if least in ("kills", "fault points") else least)
+        self.play(least)
 
     def play(self, name: str, number: int | None = None) -> None:
         """One attack by its name, the number of its kind: the same again, but for what time decides."""
@@ -586,7 +622,7 @@ class Torture:
             if name in BATCH:
                 self.batch(name, rng)
             else:
-                {"chain": self.chain, "pool runs": self.pool, "processes": self.process}[name](rng)
+                {"kills": self.kills, "pool runs": self.pool, "processes": self.process}[name](rng)
         except Broken as error:
             self._tell(error.promise, f'--again "{name} {number}": {error}')
         except Exception:

@@ -1,4 +1,4 @@
-"""Twenty-eight architectures of transformers, tiny and from their configs, with batches of uneven records."""
+"""Twenty-eight architectures of transformers, all our models and all tasks: tiny, with uneven records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import transformers as hub
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacit import tasks
 from tacit.gradients import Batch, Losses
+from tacit.models import build
+from tacit.tasks import Task
 
 SMALL = {
     "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -120,3 +123,92 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Batch, Losses]] = {
         hidden_dropout=0.0, activation_dropout=0.0, feat_proj_dropout=0.0, apply_spec_augment=False),
         {"x": torch.randn(4, 120)}, sound),
 }  # fmt: skip
+
+
+TINY: dict[str, dict[str, Any]] = {
+    "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
+    "swin": {"embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 2},
+    "roberta": {**{k: SMALL[k] for k in ("vocab_size", "hidden_size", "num_hidden_layers")},
+        "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 32},
+}  # fmt: skip
+"""What the large networks' configs are made smaller by."""
+
+
+def speech(b: int) -> Batch:
+    """Utterances of different lengths; the fourth is too short for its transcript, the fifth has none."""
+    frames, lengths = torch.tensor([32, 24, 30, 4, 28])[:b], torch.tensor([4, 2, 3, 4, 0])[:b]
+    inside = (torch.arange(32) < frames.unsqueeze(1)).unsqueeze(2)
+    said = torch.randint(2, 6, (b, 4)) * (torch.arange(4) < lengths.unsqueeze(1))
+    return {"x": torch.randn(b, 32, 8) * inside, "frames": frames, "tokens": said, "lengths": lengths}
+
+
+def tagged(b: int) -> Batch:
+    """A class for each token; the last text has none."""
+    batch = tokens(b)
+    y = torch.where(batch["attention_mask"] > 0, torch.randint(0, 3, (b, 8)), -100)
+    y[-1] = -100
+    return {**batch, "y": y}
+
+
+def messages(b: int) -> Batch:
+    """Texts; the last is of one token, so it has none to predict."""
+    batch = tokens(b)
+    batch["attention_mask"][-1, 1:] = 0
+    return {
+        "input_ids": batch["input_ids"] * batch["attention_mask"],
+        "attention_mask": batch["attention_mask"],
+    }
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = (
+            nn.Embedding(40, 8),
+            nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True),
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden = self.layer(self.table(input_ids), src_key_padding_mask=attention_mask == 0)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+PICTURE, STILL = (3, 16, 16), {"dropout": 0.0}
+HEARD = {
+    "depth": 2,
+    "width": 16,
+    "hidden": 24,
+    "heads": 2,
+    "dropout": 0.0,
+    "layer_drop": 0.0,
+    "augment": False,
+    "shift": 0.0,
+}
+MODELS: dict[str, tuple[Task, tuple[int, ...], dict[str, Any], Batch]] = {
+    "cnn": (tasks.Classification(), (3, 32, 32), {}, images(3, 32)),
+    "ctc_transformer": (tasks.Speech(), (8,), HEARD, speech(3)),
+    "logistic": (tasks.Classification(), PICTURE, {}, images(3)),
+    "mlp": (tasks.Classification(), PICTURE, {}, images(3)),
+    "resnet18": (tasks.Classification(), (3, 8, 8), {}, images(2, 8)),
+    "roberta_base": (tasks.Classification(), (8,), STILL, tokens(4)),
+    "swin_base": (tasks.Classification(), PICTURE, {"patch": 2, "window": 2, "drop_path": 0.0}, images(3)),
+    "swin_tiny": (tasks.Classification(), PICTURE, {"patch": 2, "window": 2, "drop_path": 0.0}, images(3)),
+    "vit": (tasks.Classification(), PICTURE, {"width": 16, "depth": 2, "heads": 2}, images(3)),
+    "vit_base": (tasks.Classification(), PICTURE, {"patch": 4}, images(3)),
+    "vit_tiny": (tasks.Classification(), PICTURE, {}, images(2)),
+}
+"""Every network of `tacit.models` by name: its task, shape, options and a batch."""
+
+TASKS: dict[str, tuple[Callable[[], nn.Module], Batch]] = {
+    "classification": (lambda: build("roberta_base", shape=(8,), classes=3, **STILL), tokens(4)),
+    "language": (ARCHITECTURES["gpt2-lm"][0], messages(4)),
+    "multi-label": (lambda: build("mlp", shape=(5,), classes=4),
+        {"x": torch.randn(4, 5), "y": torch.randint(0, 2, (4, 4))}),
+    "regression": (lambda: build("mlp", shape=(5,), classes=2),
+        {"x": torch.randn(4, 5), "y": torch.randn(4, 2)}),
+    "speech": (lambda: build("ctc_transformer", shape=(8,), classes=6, **HEARD), speech(5)),
+    "token-classification": (Tagger, tagged(4)),
+}  # fmt: skip
+"""Every task of `tacit.tasks` by name: a model for it, and a batch."""

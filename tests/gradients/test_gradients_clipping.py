@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from gradients_reference import assert_exact, close, lengths, record_gradients, squared_outputs
 from tacit.errors import UserError
-from tacit.gradients import ClippedGradient, engine, plain_gradient
+from tacit.gradients import ClippedGradient, autograd, plain_gradient
 from tacit.gradients.plain import Descent
 from tacit.vector import Flat
 
@@ -372,17 +372,17 @@ def test_parts_are_cut_so_that_memory_is_bounded(monkeypatch):
 @pytest.mark.parametrize("documented", [False, True])
 def test_the_engine_gives_what_the_documented_functions_give(documented, monkeypatch):
     if documented:
-        monkeypatch.setattr(engine, "_ENGINE", None)
+        monkeypatch.setattr(autograd, "_ENGINE", None)
     torch.manual_seed(0)
     model, weights = nn.Linear(3, 1), torch.rand(4)
     unused = nn.Parameter(torch.ones(2))
     inputs = (*model.parameters(), unused)
     x = torch.randn(4, 3)
     expected = torch.autograd.grad(weights @ model(x).flatten(), inputs, allow_unused=True)
-    for found, wanted in zip(engine.grad(model(x).flatten(), weights, inputs), expected, strict=True):
+    for found, wanted in zip(autograd.grad(model(x).flatten(), weights, inputs), expected, strict=True):
         assert (found is None and wanted is None) or torch.allclose(found, wanted)
     for _ in range(2):
-        engine.backward(model(x).flatten(), weights)
+        autograd.backward(model(x).flatten(), weights)
     assert torch.allclose(model.weight.grad, 2 * expected[0]) and unused.grad is None
 
 

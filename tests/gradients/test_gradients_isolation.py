@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradients_reference import close, record_gradients, squared_outputs
+from tacit import models, tasks
 from tacit.errors import UserError
 from tacit.gradients import Batch, ClippedGradient, clipped, survey
-from tacit.models import build
+from tacit.gradients.axes import elements, following
+from tacit.models import build, large
 from tacit.vector import Flat
 
 transformers = pytest.importorskip("transformers")
-from architectures import ARCHITECTURES  # noqa: E402
+from architectures import ARCHITECTURES, MODELS, TASKS, TINY  # noqa: E402
 
 SLOW = {"deberta", "longformer", "yoso", "bloom", "mixtral", "mamba"}
 """Architectures with scripted functions, gradients of their own, routing by data, or products of two parameters."""  # noqa: E501
@@ -48,16 +51,31 @@ def test_architectures_of_transformers(name):
         assert_isolated(make(), losses, [batch], fast=name not in SLOW)
 
 
-@pytest.mark.parametrize("name", ["cnn", "logistic", "mlp", "vit"])
-def test_our_models(name):
+@pytest.fixture
+def tiny(monkeypatch):
+    """The large networks' own builders, at sizes of a few thousand parameters."""
+    whole = large.from_config
+
+    def small(sizes: dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+        return whole({**sizes, **TINY[sizes["model_type"]]}, shape, classes).train()
+
+    monkeypatch.setattr(large, "from_config", small)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_our_models(name, tiny):
     torch.manual_seed(0)
-    batch = {"x": torch.randn(3, 3, 32, 32), "y": torch.arange(3)}
+    task, shape, options, batch = MODELS[name]
+    assert_isolated(build(name, shape=shape, classes=6, **options), task.losses, [batch], fast=True)
 
-    def losses(module: nn.Module, batch: Batch) -> Tensor:
-        return F.cross_entropy(module(batch["x"]), batch["y"], reduction="none")
 
-    small = {"width": 16, "depth": 2, "heads": 2} if name == "vit" else {}
-    assert_isolated(build(name, shape=(3, 32, 32), classes=4, **small), losses, [batch], fast=True)
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_our_tasks(name, tiny):
+    """Every task on records of uneven lengths, among them one with nothing to learn from."""
+    torch.manual_seed(0)
+    make, batch = TASKS[name]
+    one = {key: value[:1] for key, value in batch.items()}
+    assert_isolated(make(), tasks.build(name).losses, [batch, one], fast=True)
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
@@ -136,9 +154,7 @@ def test_the_number_of_records_is_not_a_number(name, proof_alone):
 
 def test_a_hole_in_the_proof_ends_the_run(monkeypatch):
     """The second line: should a rule be wrong, the experiment at step 1, 10, 100, … says so."""
-    from tacit.gradients import axes
-
-    monkeypatch.setitem(axes._RULES, torch.ops.aten.roll, axes._same)
+    monkeypatch.setitem(following.RULES, torch.ops.aten.roll, elements._same)
     monkeypatch.setattr(survey, "allclose", lambda *_, **__: True)
     with pytest.raises(UserError, match="change each other's losses"):
         ClippedGradient(Between(lambda h, m: h.roll(1, 0)))(hidden(4), squared_outputs(), 1.0)

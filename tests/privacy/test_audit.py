@@ -28,7 +28,14 @@ from tacit.privacy import (
     Poisson,
     Workload,
 )
-from tacit.privacy.audit import from_canaries, from_one_run, from_rates, from_scores, p_value
+from tacit.privacy.audit import (
+    against_curve,
+    from_canaries,
+    from_one_run,
+    from_rates,
+    from_scores,
+    p_value,
+)
 from tacit.privacy.games import STATE, audit_mechanism
 from tacit.vector import Vectors
 
@@ -100,8 +107,43 @@ def test_perfect_guesses_show_much_and_no_guesses_nothing() -> None:
     assert from_canaries(inside, inside.astype(float), 1e-5, 0.95)[0] > 4
     assert from_canaries(inside, rng.normal(size=1000), 1e-5, 0.95)[0] < 0.7
     assert from_scores(inside, {"": np.full(1000, np.nan)}, 1e-5, 0.95)[0] == 0.0
+    assert not against_curve(inside, {"": np.full(1000, np.nan)}, {0.1: 0.0}, 0.95).refuted
     assert from_scores(inside, {"": inside.astype(float)}, 1e-5, 0.95)[0] > 4
     assert from_scores(inside, {"": -inside.astype(float)}, 1e-5, 0.95)[0] > 4
+
+
+def test_the_curve_is_refuted_no_more_often_than_it_says() -> None:
+    """A Gaussian on its very curve, with eight δ, three attacks and all thresholds to choose from: 500
+    audits, and no more false alarms than 5 % allow (P(more than 50 of 500 | 5 %) = 2e-6). With noise of four
+    fifths it is refuted nearly always.
+    """
+    from tacit.privacy import PoissonGaussian, epsilon
+    from tacit.privacy.games import DELTAS
+
+    rng = np.random.default_rng(3)
+    curve = {delta: epsilon({PoissonGaussian(1.0, 1.0): 1}, delta).value for delta in DELTAS}
+    refuted = {1.0: 0, 0.8: 0}
+    for noise, count in ((1.0, 500), (0.8, 40)):
+        for _ in range(count):
+            inside = rng.random(6000) < 0.5
+            noises = rng.normal(scale=noise, size=(3, 6000))
+            scores = {"seen": inside + noises[0], "other": noises[1], "twice": inside + 3 * noises[2]}
+            refuted[noise] += against_curve(inside, scores, curve, 0.95).refuted
+    assert refuted[1.0] <= 50 and refuted[0.8] >= 36
+
+
+def test_masked_trials_are_left_out_and_odd_ones_are_not() -> None:
+    """Where a tenth of the trials is told apart, and which is known: nothing is lost by leaving out the
+    rest.
+    """
+    rng = np.random.default_rng(4)
+    inside, known = rng.random(4000) < 0.5, rng.random(4000) < 0.1
+    scores = np.where(known, inside + 0.5 * rng.normal(size=4000), rng.normal(size=4000))
+    diluted = from_scores(inside, {"": scores}, 0.01, 0.95)[0]
+    alone = from_scores(inside, {"": np.ma.masked_array(scores, ~known)}, 0.01, 0.95)[0]
+    assert alone > diluted + 1
+    odd = np.where(inside, np.nan, 0.0)  # a mechanism that breaks when somebody is there
+    assert from_scores(inside, {"": odd}, 0.01, 0.95)[0] > 2
 
 
 # --- sound mechanisms ------------------------------------------------------------------------------------
@@ -119,19 +161,22 @@ SOUND: list[Callable[[], Mechanism]] = [
 
 
 def test_sound_mechanisms_are_not_refuted_200_times() -> None:
-    """200 audits with fresh entropy each: the false alarms are counted. 95 % would allow 10 on average."""
+    """200 audits with fresh entropy each: the false alarms are counted. At 95 % confidence there are at most
+    10 on average; P(more than 25 of 200 | 5 %) = 2e-5.
+    """
     alarms = [
         audit
         for make, _ in zip(itertools.cycle(SOUND), range(200), strict=False)
         if (audit := audit_mechanism(make(), trials=256, population=256)).refuted
     ]
-    assert len(alarms) <= 4, alarms  # each must show more than all of ε: far rarer than 1 in 20
+    assert len(alarms) <= 25, alarms
 
 
 def test_the_audit_sees_most_of_what_is_there() -> None:
     """Not vacuous: of a sound mechanism's ε more than half is shown."""
     found = audit_mechanism(ExampleLevel(2.0, DELTA, Clip(0.5), Poisson(1.0)), trials=60_000, rate=1.0)
     assert 0.5 * found.claimed < found.lower <= found.claimed
+    assert found.curve is not None and found.curve.lower <= found.curve.claimed
     assert "not refuted" in found.text() and found.to_dict()["refuted"] is False
 
 
@@ -233,12 +278,12 @@ class NamedBatches(ExampleLevel):
 
 
 SABOTAGE: list[tuple[Mechanism, int, str, float]] = [
-    (client(HalfTheNoise, noise=1.0), 30_000, "", 1.0),
-    (HalfTheNoiseOnRecords(2.0, DELTA, Clip(0.5), Poisson(1.0)), 60_000, "", 1.0),
+    (client(HalfTheNoise), 4096, "", 1.0),
+    (HalfTheNoiseOnRecords(2.0, DELTA, Clip(0.5), Poisson(1.0)), 4096, "", 1.0),
     (client(OneLayerUnclipped), 1024, "", 1.0),
     (client(DrawnDivisor, rate=0.8), 1024, "how strong", 1.0),
-    (client(NamedCohorts, noise=0.7, rate=0.1), 20_000, "second draw", 1.0),
-    (NamedBatches(1.0, DELTA, Clip(0.5), Poisson(1.0)), 120_000, "second draw", 0.1),
+    (client(NamedCohorts, noise=1.0, rate=0.1), 10_000, "second draw", 1.0),
+    (NamedBatches(1.0, DELTA, Clip(0.5), Poisson(1.0)), 10_000, "second draw", 0.1),
     (client(SameNoise), 1024, "minus", 1.0),
     (client(SameNoiseForAttempts), 1024, "minus", 1.0),
     (client(NoiseByTime), 1024, "minus a repetition", 1.0),
@@ -252,11 +297,8 @@ SABOTAGE: list[tuple[Mechanism, int, str, float]] = [
     ("mechanism", "trials", "attack", "rate"), SABOTAGE, ids=[type(row[0]).__name__ for row in SABOTAGE]
 )
 def test_sabotage_is_caught(mechanism: Mechanism, trials: int, attack: str, rate: float) -> None:
-    """In one of three audits: each has its chance to miss what hides in the tails."""
-    for _ in range(3):
-        found = audit_mechanism(mechanism, trials=trials, population=256, rate=rate)
-        if found.refuted:
-            break
-    assert found.refuted, found.text()
-    assert attack in found.attack
-    assert "REFUTED" in found.text()
+    """At the first try, at the noise that a run would have."""
+    found = audit_mechanism(mechanism, trials=trials, population=256, rate=rate)
+    assert found.refuted and found.curve is not None, found.text()
+    assert attack in found.curve.attack
+    assert "REFUTED" in found.text() and found.to_dict()["curve"]["lower"] == found.curve.lower

@@ -42,15 +42,16 @@ def test_a_group_is_a_mixture(rate: float, noise: float, size: int) -> None:
     assert exact_delta(rate, noise, size, found * 0.99) > 1e-5
 
 
-def test_it_is_dp_accountings_own_group_event() -> None:
+@pytest.mark.parametrize("size", [2, 5, 10])
+def test_it_is_dp_accountings_own_group_event(size: int) -> None:
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
-    shares = [math.comb(3, i) * 0.1**i * 0.9 ** (3 - i) for i in range(4)]
-    event = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(1.5, [0.0, 1.0, 2.0, 3.0], shares)
+    shares = [math.comb(size, i) * 0.1**i * 0.9 ** (size - i) for i in range(size + 1)]
+    event = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(1.5, [float(i) for i in range(size + 1)], shares)
     accountant = PLDAccountant(value_discretization_interval=4e-3)
-    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 30))
-    found = group_epsilon({PoissonGaussian(0.1, 1.5): 30}, 1e-5, 3)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 10))
+    found = group_epsilon({PoissonGaussian(0.1, 1.5): 10}, 1e-5, size)
     assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
 
 

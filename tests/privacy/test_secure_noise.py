@@ -1,4 +1,4 @@
-"""Noise in integer shares: the theorem, brute-forced, sizes, top-ups, two numbers in statement and ledger."""
+"""Noise in integer shares: the theorem by brute force, sizes, top-ups, and two numbers in the statement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from tacit.privacy import (
     make_statement,
 )
 from tacit.privacy.gaussian import rounded_gaussian
+from tacit.privacy.metrics import Metrics
 from tacit.privacy.shares import LEAST_SHARE, lengthened, log_ratio
+from tacit.privacy.statement import rounded_up
 from tacit.vector import Layout
 
 LAYOUT = Layout.of(nn.Linear(3, 2))
@@ -108,7 +110,7 @@ def test_the_divergence_of_sums_is_at_most_the_gaussian_mechanisms(shares: int, 
         mu = moved / (std * math.sqrt(shares))
         assert found <= math.exp(slack) * gaussian_delta(mu, max(eps - 2 * slack, 0)) + 1e-12
         if gaussian_delta(mu, eps) > 1e-4:
-            assert found > gaussian_delta(mu, eps) / 2  # and nearly that much
+            assert found > gaussian_delta(mu, eps) / 3  # and nearly that much
         if shares > 1:  # one client's own share would not do
             assert found < hockey_stick(np.roll(rounded_pmf(std), moved), rounded_pmf(std), eps) / 1.05
 
@@ -161,6 +163,7 @@ def test_the_shares_that_are_drawn_sum_to_the_theorems_distribution() -> None:
         ({"colluding": -0.1}, "shares of a cohort"),
         ({"colluding": math.nan}, "shares of a cohort"),
         ({"noise_at": "clients"}, "leave it out"),
+        ({"metrics": Metrics()}, "leave them out"),
         ({"noise": 0.0, "clip": Clip(math.inf)}, "set a clip"),
     ],
 )
@@ -237,5 +240,9 @@ def test_the_statement_has_two_numbers() -> None:
     three = epsilon({PoissonGaussian(1.0, 2.0 * math.sqrt(1 - 0.15)): 3}, 1e-5).value  # client 2
     assert server.epsilon == pytest.approx(three) and server.epsilon > 2 * statement.epsilon
     assert "the server, with up to 10% of each cohort: ε =" in statement.text()
+    # The first number is not sold as protection from the server.
+    held = statement.summary().split("It holds against ")[1]
+    assert held.startswith("whoever sees every released model, but not who took part; against the server")
+    assert f"ε = {rounded_up(server.epsilon)}" in held
     silent = make_statement(mechanism, charges, 100)  # without the second ledger nothing is claimed
-    assert silent.observers[1].epsilon is None
+    assert silent.observers[1].epsilon is None and "must be trusted" in silent.summary()

@@ -368,6 +368,8 @@ def test_a_client_does_each_step_once_and_in_order() -> None:
                     steps[asked]()
                 with pytest.raises(Refused, match="its part has ended"):
                     steps[due]()  # one wrong question ends it
+                assert not vars(client).keys() & {"_seed", "_mask_seed", "_mask_key", "_share_key"}
+                assert not client._held
 
 
 def test_the_server_ends_its_stages_in_order_and_takes_nothing_afterwards() -> None:

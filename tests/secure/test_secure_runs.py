@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 import torch
 
 import tacit
+from tacit.config.build import build_job
 from tacit.engine import InProcess, Order, Visit
 from tacit.engine.secure import Secured
 from tacit.errors import UserError
-from tacit.federation import loop
 from tacit.federation.statements import SEEN
+from tacit.federation.verify import examine
 from tacit.privacy import PoissonGaussian, epsilon
 from tacit.privacy.ledger import Ledger
 from tacit.secure import Stage, decode
@@ -38,7 +40,7 @@ def values(model: torch.nn.Module) -> torch.Tensor:
 
 def unmasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on runs add uploads up in the open."""
-    monkeypatch.setattr(loop, "Secured", lambda engine, job, mechanism: engine)
+    monkeypatch.setattr("tacit.federation.run.Secured", lambda engine, job, mechanism: engine)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,6 @@ def test_processes_give_the_same_bits(config, dataset) -> None:
 
 def test_what_the_servers_part_hears_is_masked(config, dataset, monkeypatch) -> None:
     """Two clients' uploads, heard by the server: they look uniform, and the sum is that of the engine."""
-    from tacit.config.build import build_job
-
     job = build_job(config(privacy=SECURE), Path("run"), dataset=dataset)
     inner = InProcess(job)
     bounding = job.privacy.bounding({}, job.upload_sizes, job.layout, 4)
@@ -136,6 +136,9 @@ def test_a_run_resumes_with_both_ledgers_and_not_without(config, dataset) -> Non
     resumed = tacit.resume("run", dataset=dataset, rounds=4)
     assert torch.equal(values(resumed.model), values(whole.model))
     assert len(Ledger.read(ledger).charges) == 4
+    assert not any(finding.problem for finding in examine(Path("run")))
+    ledger.write_bytes(kept)
+    assert [finding.name for finding in examine(Path("run")) if finding.problem] == ["statement.json", SEEN]
 
 
 def test_dropouts_are_left_out_and_their_noise_is_made_up_for(config, dataset, monkeypatch) -> None:
@@ -148,19 +151,26 @@ def test_dropouts_are_left_out_and_their_noise_is_made_up_for(config, dataset, m
         return lambda engine, job, mechanism: Secured(engine, job, mechanism, leave)
 
     settings = config(rounds=2, cohort=12, privacy=SECURE)
-    monkeypatch.setattr(loop, "Secured", leaving(3))
+    monkeypatch.setattr("tacit.federation.run.Secured", leaving(3))
     result = tacit.run(settings, "run", dataset=dataset)
     assert all(record["clients"] == 9 for record in result.metrics)
-    monkeypatch.setattr(loop, "Secured", leaving(5))
+    monkeypatch.setattr("tacit.federation.run.Secured", leaving(5))
     with pytest.raises(UserError, match="7 of 12 clients are left where 8 must be"):
         tacit.run(settings, "torn", dataset=dataset)
     assert len(Ledger.read(Path("torn/ledger.jsonl")).charges) == 1
 
 
-def test_an_empty_cohort_is_noise(config, dataset) -> None:
-    rare = config(rounds=3, cohort=1, privacy=SECURE | {"noise": 2.0}, seed=4)
-    result = tacit.run(rare, "run", dataset=dataset)
-    assert 0 in [record["clients"] for record in result.metrics] or len(result.metrics) == 3
+def test_an_empty_cohort_is_noise_like_any_other(config, dataset) -> None:
+    """Cohorts of 4, 0, 1 and 0 clients who learn nothing: four times the same noise, to 5 standard errors."""
+    privacy = SECURE | {"noise": 2.0}
+    settings = config(rounds=4, cohort=1, privacy=privacy, seed=3, local__lr=1e-30, model__hidden=[64])
+    before = values(build_job(settings, Path("before"), dataset=dataset).model).clone()
+    result = tacit.run(settings, "run", dataset=dataset)
+    assert [record["clients"] for record in result.metrics] == [4, 0, 1, 0]
+    moved = (values(result.model) - before).double()
+    expected = math.sqrt(4) * 2.0 * 0.5 / math.sqrt(2 / 3)
+    assert abs(moved.std().item() / expected - 1) < 5 / math.sqrt(2 * moved.numel())
+    assert len(Ledger.read(Path("run") / SEEN).charges) == 4
 
 
 @pytest.mark.parametrize(

@@ -151,10 +151,11 @@ def test_what_clients_reveal_are_shares_of_seeds_or_keys_and_never_both() -> Non
 
 
 def _transcripts(
-    monkeypatch: pytest.MonkeyPatch, inputs: list[int], absent: set[int]
+    monkeypatch: pytest.MonkeyPatch, inputs: list[int], absent: set[int], colluding: set[int]
 ) -> Counter[tuple[int, ...]]:
     """How often the server sees what, over all masks of one bit for three clients: every own mask and every
-    pair once. It sees the masked uploads, own masks of those who arrived, and pairs of those who did not.
+    pair once. It sees the masked uploads, own masks of those who arrived, pairs of those who did not, and
+    whatever colluders know: their pairs and their uploads.
     """
     pairs, numbers = [(0, 1), (0, 2), (1, 2)], range(3)
     seen: Counter[tuple[int, ...]] = Counter()
@@ -178,20 +179,21 @@ def _transcripts(
             parties.clients[n]._step = 2
             data = parties.clients[n].masked_input(deliveries[n], np.array([inputs[n]]))
             sent.append(opened(Masked, parties.terms, parties.roster, data)[1].vector[0])
-        known = [own[n] for n in there] + [pair[p] for p in pairs if set(p) & absent]
+        known = [own[n] for n in there] + [pair[p] for p in pairs if set(p) & (absent | colluding)]
+        known += [inputs[n] for n in colluding]
         seen[(*sent, *known)] += 1
     return seen
 
 
-@pytest.mark.parametrize("absent", [set(), {1}])
+@pytest.mark.parametrize(("absent", "colluding"), [(set(), set()), ({1}, set()), (set(), {1})])
 def test_exactly_the_same_transcripts_for_inputs_with_equal_sums(
-    monkeypatch: pytest.MonkeyPatch, absent: set[int]
+    monkeypatch: pytest.MonkeyPatch, absent: set[int], colluding: set[int]
 ) -> None:
     """Not a statistical test: over all masks, each transcript is equally often seen for either input. Numbers
     modulo 2, so −1 is 1. Other sums give other transcripts, or the test could not fail.
     """
     one, same, other = [-1, 0, 0], [0, 0, -1], [-1, 0, -1]
-    seen = {str(x): _transcripts(monkeypatch, x, absent) for x in (one, same, other)}
+    seen = {str(x): _transcripts(monkeypatch, x, absent, colluding) for x in (one, same, other)}
     assert seen[str(one)] == seen[str(same)]
     assert not seen[str(one)].keys() & seen[str(other)].keys()
 

@@ -38,7 +38,7 @@ def laplacian_smoothing(u: Tensor, sigma: float) -> Tensor:
     >>> laplacian_smoothing(torch.tensor([4.0, 0.0, 0.0, 0.0]), 1.0).sum()
     tensor(4.)
     """
-    omega = 2 * torch.pi * torch.fft.rfftfreq(u.numel())
+    omega = 2 * torch.pi * torch.fft.rfftfreq(u.numel(), device=u.device)
     smooth: Tensor = torch.fft.irfft(
         torch.fft.rfft(u) / (1 + 2 * sigma * (1 - torch.cos(omega))), n=u.numel()
     )

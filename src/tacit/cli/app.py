@@ -17,6 +17,7 @@ from tacit.cli.client import client
 from tacit.cli.compare import compare
 from tacit.cli.corpus import corpus
 from tacit.cli.diagnose import drift, hessian
+from tacit.cli.fit import fit
 from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
@@ -282,6 +283,7 @@ app.command()(ledger)
 app.command()(audit)
 app.command()(verify)
 app.command()(plan)
+app.command()(fit)
 app.command()(methods)
 app.command()(blocks)
 app.add_typer(corpus, name="corpus")

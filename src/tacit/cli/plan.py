@@ -78,6 +78,9 @@ def plan(
     metrics: Annotated[
         float | None, _option("Share of each round for private metrics, such as 0.05.", _SCALE)
     ] = None,
+    trials: Annotated[
+        float | None, _option("Also the best of a random number of such runs, of this mean.", _RUN)
+    ] = None,
     table: Annotated[bool, _option("A grid of ε around the answer.", _OUTPUT, "--table")] = False,
     compare_closed_form: Annotated[
         bool,
@@ -122,7 +125,12 @@ def plan(
         from tacit.cli.fleet import show_fleet
 
         given = (rate, noise, examples, batch, local_steps, participations)
-        if any(value is not None for value in (*given, metrics)) or at or table or compare_closed_form:
+        if (
+            any(value is not None for value in (*given, metrics, trials))
+            or at
+            or table
+            or compare_closed_form
+        ):
             raise UserError(
                 "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, no more"
             )
@@ -130,9 +138,10 @@ def plan(
         return
     from tacit.privacy.answers import Question, answer
     from tacit.privacy.conventions import from_sum
+    from tacit.privacy.tuning import tuned_epsilon
 
     if file is not None:
-        _of_config(file, overrides, as_json)
+        _of_config(file, overrides, as_json, trials)
         return
     if delta is None:
         raise UserError("give --delta, the probability that the guarantee fails, e.g. --delta 1e-6")
@@ -153,6 +162,7 @@ def plan(
     )
     found = answer(question)
     split = _split(found, metrics)
+    tuned = None if trials is None else tuned_epsilon({found.event: found.times}, delta, trials)
     grid = _grid(found) if table else None
     larger = _larger(found, at)
     if as_json:
@@ -163,7 +173,7 @@ def plan(
             plain["table"] = grid
         if found.unit == "client" and found.question.cohort:
             plain["noise_on"] = dict(from_sum(found.noise, found.question.cohort))
-        plain |= split
+        plain |= split | ({} if tuned is None else {"tuned": asdict(tuned)})
         if larger:
             plain["extrapolations"] = [
                 {"population": scale.population, "cohort": scale.cohort, "noise": scaled} | asdict(there)
@@ -173,6 +183,8 @@ def plan(
         return
     console = Console(highlight=False, width=min(80, Console().width))
     _show(console, found, compare_closed_form)
+    if tuned is not None:
+        console.print(tuned.text())
     if split:
         console.print(
             f"Of that, noise {split['update_noise']:.4g} on the update and {split['metrics_noise']:.4g} on "
@@ -192,18 +204,22 @@ def _split(found: Answer, share: float | None) -> dict[str, float]:
         return {}
     if found.unit != "client":
         raise UserError("--metrics: at example level private metrics cost nothing; leave it out")
-    rule = Metrics(share)
+    try:
+        rule = Metrics(share)
+    except ValueError:
+        raise UserError(f"--metrics {share:g}: give a share from 0.0001 to 0.9, such as 0.05") from None
     return {"update_noise": rule.rest(found.noise), "metrics_noise": rule.noise(found.noise)}
 
 
-def _of_config(file: Path, overrides: list[str], as_json: bool) -> None:
+def _of_config(file: Path, overrides: list[str], as_json: bool, trials: float | None) -> None:
     """What a config will cost: of a sweep, its first run."""
     from tacit import api
     from tacit.config import parse_overrides
     from tacit.config.sweep import load_one
     from tacit.privacy.statement import rounded_up
+    from tacit.privacy.tuning import Tuned
 
-    found = api.plan(load_one(file, parse_overrides(overrides)))
+    found = api.plan(load_one(file, parse_overrides(overrides)), trials=trials)
     if as_json:
         print(json.dumps(found))
         return
@@ -226,6 +242,8 @@ def _of_config(file: Path, overrides: list[str], as_json: bool) -> None:
         told = f"{found['signal_to_noise']:.3g} at most: the mean update over the noise on it"
         rows.add_row("signal", f"{told}, for {found['parameters']:,} parameters")
     console.print(rows)
+    if found["tuned"] is not None:
+        console.print(Tuned(**found["tuned"]).text())
     for warning in found["warnings"]:
         console.print(f"[yellow]warning:[/yellow] {warning}")
 

@@ -38,8 +38,8 @@ from tacit.errors import UserError
 from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
-from tacit.models.lora import adapt, train_only
-from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Metrics, Poisson, Sampling
+from tacit.models.lora import adapt, half_frozen, train_only
+from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampling
 from tacit.tasks import Task
 
 LANGUAGE = "language"
@@ -128,16 +128,21 @@ def validation_records(population: Population, dataset: Dataset) -> Records:
     return Subset(population.records, np.concatenate(held_out))
 
 
-def build_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The network, with weights by the run's seed or from `model.start`; what is trained has a gradient."""
+def build_model(config: Config, dataset: Dataset, weights: bool = True) -> nn.Module:
+    """The network, with weights by the run's seed or from `model.start`; what is trained has a gradient.
+
+    Without `weights` it has shapes and types alone, and no file of weights is read.
+    """
     section = config.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.torch_seed(config.seed, "model"))
-        model = _network(config, dataset)
-        if section.start is not None:
+        model = _network(config, dataset, weights)
+        if section.start is not None and weights:
             start_from(model, section.start)
         if section.lora is not None:
             adapt(model, section.lora)
+        if section.frozen != "float32":
+            half_frozen(model)
     refuse_tokens(model, dataset)
     if section.train is not None:
         train_only(model, section.train, adapted=section.lora is not None)
@@ -152,11 +157,12 @@ def build_base(config: Config, dataset: Dataset) -> nn.Module:
     )
 
 
-def _network(config: Config, dataset: Dataset) -> nn.Module:
+def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Module:
     section, task = config.model, dataset.task if config.task is None else config.task.name
     sizes = (dataset.shape, dataset.classes)
     if section.hub is not None:
-        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline)
+        frozen = section.frozen if weights else "empty"
+        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline, frozen)
     if section.config is not None:
         return hub.from_config(sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE)
     assert section.name is not None  # the schema asks for one of the three
@@ -394,7 +400,7 @@ def build_privacy(
         )
     if section.unit == "client" and isinstance(population, OwnersPopulation):
         options["deployed"] = True
-    metrics = None if section.metrics is None else Metrics(**section.metrics.model_dump())
+    metrics = section.metrics
     if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):
         raise UserError(
             "privacy.metrics.accuracy: it is of whole clients on test records of their own; set unit: client "

@@ -146,7 +146,13 @@ def _refuse_endless(node: yaml.Node, seen: list[int], depth: int) -> None:
 
 def dump(config: Config) -> str:
     """The resolved config as YAML, every default written out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return to_yaml(config.model_dump(mode="json"))
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Plain values as YAML; where PyYAML has its part in C, the same text in a tenth of the time."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True))
 
 
 def _copy(value: Any) -> Any:
@@ -163,7 +169,7 @@ def read_values(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any
     if base is None:
         return values, places
     if not isinstance(base, str):
-        raise UserError(f"{places[BASE,]}: base: give the path of another config (got {base!r})")
+        raise UserError(f"{places[BASE,]}: base: give the path of another config (got {_short(base)})")
     below = file.parent / base
     if below.resolve() in (*above, file.resolve()):
         raise UserError(f"{places[BASE,]}: base: {base} is based on this very file")
@@ -258,14 +264,22 @@ def _reason(problem: Any) -> str:
         if kind == "union_tag_invalid":
             given = ctx.get("tag")
         names = [name.strip(" '") for name in allowed.replace(" or ", ",").split(",")]
-        return f"{given!r} is not one of {', '.join(names)}" + _nearest(str(given), names, listed=True)
+        return f"{_short(given)} is not one of {', '.join(names)}" + _nearest(str(given), names, listed=True)
     if kind == "union_tag_not_found":
         return "this section needs a `kind`"
     if kind == "value_error":
-        return str(ctx.get("error", problem["msg"]))
+        told = str(ctx.get("error", problem["msg"]))
+        return told if len(told) <= 1000 else f"{told[:999]}…"
     message: str = problem["msg"][0].lower() + problem["msg"][1:]
-    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) or given is None else ""
+    plain = isinstance(given, str | int | float | bool) or given is None
+    shown = f" (got {_short(given)})" if plain else ""
     return message.replace("input should be", "must be") + shown
+
+
+def _short(value: Any) -> str:
+    """A value as it was written, but for what nobody would read to its end."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _nearest(name: str, names: list[str], listed: bool = False) -> str:

@@ -33,6 +33,7 @@ from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
 from tacit.privacy.conventions import to_sum
+from tacit.privacy.metrics import Metrics
 from tacit.section import Section
 
 
@@ -118,6 +119,8 @@ class Model(BaseModel):
     lora: Lora | None = None
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
+    frozen: Literal["float32", "bf16", "4bit"] = "float32"
+    """How parameters that are not trained are kept; 4bit needs bitsandbytes and a CUDA device."""
 
     @model_validator(mode="before")
     @classmethod
@@ -133,6 +136,10 @@ class Model(BaseModel):
         if self.name is None and self.options:
             known = ", ".join(type(self).model_fields)
             raise ValueError(f"unknown key {next(iter(self.options))!r}; known keys are {known}")
+        if self.frozen != "float32" and self.lora is None and self.train is None:
+            raise ValueError(f"frozen: {self.frozen}, but every parameter is trained; set lora, or train")
+        if self.frozen == "4bit" and self.hub is None:
+            raise ValueError("frozen: 4bit is for pretrained weights; set hub")
         return self
 
     @property
@@ -342,27 +349,6 @@ class CorrelatedNoise(Section):
         return self
 
 
-class PrivateMetrics(Section):
-    """What is told of each round, as private sums within the same budget; `true` is short for the defaults.
-
-    At example level metrics are made of private gradients and cost nothing; `true` leaves out losses.
-    """
-
-    share: Annotated[float, Field(ge=1e-4, le=0.9)] = 0.05
-    """Of each round's 1/noise²: 0.05 takes 2.6 % more noise on the update for the same ε."""
-    loss: PositiveFloat = 10.0
-    """Losses are clipped to [0, this]; the closer, the less noise."""
-    norm: PositiveFloat = 4.0
-    """Norms of updates are clipped to [0, this many clipping norms]."""
-    accuracy: bool = False
-    """Also accuracy of the round's model on what the cohort's clients hold out (`data.holdout`)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_true(cls, value: Any) -> Any:
-        return {} if value is True else value
-
-
 class NoiseStatedOn(Section):
     """Noise in another convention than the multiplier on the sum (`tacit.privacy.conventions`); give one."""
 
@@ -388,6 +374,10 @@ class LargerPopulation(Section):
 
 def _bare_bound(value: Any) -> Any:
     return {"bound": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _bare_true(value: Any) -> Any:
+    return {} if value is True else value
 
 
 class PrivacySettings(Section):
@@ -417,8 +407,11 @@ class PrivacySettings(Section):
     adaptive: AdaptiveClipping | None = None
     mechanism: CorrelatedNoise | None = None
     """At client level: correlated noise instead of independent noise on Poisson or fixed-size cohorts."""
-    metrics: PrivateMetrics | None = None
-    """Private metrics instead of exact ones, which no guarantee covers; left out, exact."""
+    metrics: Annotated[Metrics | None, BeforeValidator(_bare_true)] = None
+    """Private metrics instead of exact ones, which no guarantee covers; `true` is short for the defaults.
+
+    At example level metrics are made of private gradients and cost nothing, and losses are left out.
+    """
     extrapolate: tuple[LargerPopulation, ...] = ()
     """Also say what ε would be with more clients, at the same noise on the average; no claim of the run."""
 

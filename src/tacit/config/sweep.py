@@ -35,10 +35,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tacit.config.build import build_sampling
 from tacit.config.loading import load, override, read_values
 from tacit.config.methods import build_algorithm
 from tacit.config.schema import Config
 from tacit.errors import UserError
+from tacit.privacy.calibration import solve_noise
+from tacit.privacy.events import Spend
+from tacit.privacy.statement import rounded_up
+from tacit.privacy.steps import round_event
+from tacit.privacy.tuning import tuned_epsilon
 
 SECTION = "sweep"
 Point = dict[str, Any]
@@ -137,7 +143,7 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
                 config = sweep.config(candidate)
                 build_algorithm(config.method.name, config.method.options)
                 if candidates:
-                    _refuse_unpaid_choice(config)
+                    _refuse_unpaid_choice(config, len(candidates))
             except UserError as error:
                 raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
         if slug(point) in names:
@@ -146,17 +152,41 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     return sweep
 
 
-def _refuse_unpaid_choice(config: Config) -> None:
-    """Choosing values by protected records costs privacy, and no accountant here counts it.
-
-    The runs that choose would each have to be paid for (Liu and Talwar 2019, arXiv:1811.07971; Papernot and
-    Steinke 2022, arXiv:2110.03620), and what they are judged by is exact.
+def _refuse_unpaid_choice(config: Config, candidates: int) -> None:
+    """Choosing values by protected records costs privacy, and here it would not be paid for: what the runs
+    that choose are judged by is exact, and their number is fixed (see `tacit.privacy.tuning`).
     """
     if config.privacy is not None and config.privacy.entropy == "os":
         raise UserError(
             "sweep.tune chooses by looking at records that privacy protects, which nobody accounts for; set "
-            "privacy.entropy: seed (a simulation, which claims nothing), or fix the values that are tuned"
+            "privacy.entropy: seed (a simulation, which claims nothing), fix the values that are tuned, or "
+            "choose by hand the best of a random number of runs, judged by public records: "
+            f"{_price(config, candidates)}"
         )
+
+
+def _price(config: Config, candidates: int) -> str:
+    """What an accounted choice would cost, as far as that is known before any data is read."""
+    trials = max(2, candidates)
+    ask = f"`tacit plan FILE --trials {trials}` tells what that costs"
+    section, clients = config.privacy, getattr(config.data.partition, "clients", None)
+    if section is None or section.unit != "client" or section.mechanism is not None or clients is None:
+        return ask
+    sampling = build_sampling(config, clients)
+
+    def spent(noise: float) -> Spend:
+        return {round_event(sampling, clients, noise): config.rounds}
+
+    noise = section.noise
+    if noise is None and section.epsilon is not None:
+        noise = solve_noise(lambda z: [spent(z)], section.epsilon, section.delta)
+    if not isinstance(noise, float) or not noise:
+        return ask
+    paid = tuned_epsilon(spent(noise), section.delta, trials)
+    return (
+        f"with {trials} of them on average, ε = {rounded_up(paid.epsilon)} where one run has "
+        f"{rounded_up(paid.alone)} ({ask})"
+    )
 
 
 def _families(

@@ -5,6 +5,7 @@ from tacit.engine.inprocess import InProcess, InProcessSettings
 from tacit.engine.kinds import AutoSettings, EngineSettings
 from tacit.engine.local import Local
 from tacit.engine.pool import Pool, PoolSettings
+from tacit.engine.ray import RaySettings
 from tacit.engine.states import ClientStates, DirectoryStates
 from tacit.engine.worker import BUFFERS, ClientError, Job, Worker
 from tacit.section import Section
@@ -13,6 +14,7 @@ ENGINES: dict[str, type[Section]] = {
     "auto": AutoSettings,
     "in-process": InProcessSettings,
     "pool": PoolSettings,
+    "ray": RaySettings,
 }
 """Every kind that a config's `engine.kind` may name: the section it is, which opens it."""
 
@@ -32,6 +34,7 @@ __all__ = [
     "Order",
     "Pool",
     "PoolSettings",
+    "RaySettings",
     "Report",
     "Tune",
     "Visit",

@@ -136,7 +136,7 @@ class Compute:
             torch.backends.cuda.matmul.allow_tf32 = False
         if self.precision == "bf16" and not torch.amp.is_autocast_available(self.kind):
             raise UserError(f"engine.precision: torch has no bf16 on {self.device}; set it to float32")
-        if not self.here:
+        if not self.here and any(p.device.type != self.kind for p in model.parameters()):
             model = deepcopy(model, _moved(model, self.device))
         if self.activation_checkpointing:
             forget_activations(model)

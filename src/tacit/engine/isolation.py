@@ -134,8 +134,7 @@ class Pristine:
 
     def refuse_changes(self) -> None:
         """Raise if anything is not as it was, by its name. Large tensors: by their counters alone."""
-        name = next(self._changed(), None)
-        if name is not None:
+        for name in sorted(self._changed(), key=_private):
             raise UserError(
                 f"{name} changes as records pass, so it remembers them without clipping or noise; use a "
                 "layer that keeps nothing between batches"
@@ -424,6 +423,11 @@ def _same(one: Any, two: Any) -> bool:
     if isinstance(one, dict):
         return tuple(one) == tuple(two) and all(map(_same, one.values(), two.values()))
     return isinstance(one, (*_PLAIN, bytearray, set, frozenset)) and bool(one == two)
+
+
+def _private(name: str) -> bool:
+    """Whether this is torch's own name for something, that has a name of the model's too: a new buffer."""
+    return "'_" in name or "._" in name
 
 
 def _join(path: str, key: object) -> str:

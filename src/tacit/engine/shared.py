@@ -91,10 +91,18 @@ def _aligned(size: int) -> int:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Gives frozen parameters as buffers beside the pickle; notes which buffer is whose."""
 
-    def __init__(self, stream: io.BytesIO) -> None:
+    def __init__(self, stream: io.BytesIO, least: int = 0) -> None:
+        """`least`: bytes below which a buffer stays in the pickle, so that its reader has one of its own."""
         self.buffers: list[pickle.PickleBuffer] = []
         self.frozen: list[tuple[nn.Parameter, pickle.PickleBuffer]] = []
-        super().__init__(stream, protocol=5, buffer_callback=self.buffers.append)
+
+        def keep(buffer: pickle.PickleBuffer) -> bool:
+            inside = buffer.raw().nbytes < least
+            if not inside:
+                self.buffers.append(buffer)
+            return inside
+
+        super().__init__(stream, protocol=5, buffer_callback=keep)
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is nn.Parameter and _is_frozen(thing):
@@ -139,13 +147,31 @@ def dump(thing: Any) -> tuple[bytes, Place]:
         mapped = {id(b): part for b, part in zip(pickler.buffers, _map(place, lengths), strict=True)}
         for parameter, buffer in pickler.frozen:
             parameter.data = _tensor(mapped[id(buffer)], parameter.dtype, tuple(parameter.shape))
-        return pickle.dumps((_import_path(), stream.getvalue(), lengths)), place
+        return pickle.dumps((import_path(), stream.getvalue(), lengths)), place
     except BaseException:
         place.close()
         raise
 
 
-def _import_path() -> list[str]:
+def dump_apart(thing: Any, least: int) -> tuple[bytes, list[memoryview]]:
+    """Pickle an object, and beside it its buffers of `least` bytes or more, as they lie in memory.
+
+    >>> body, large = dump_apart({"a": torch.arange(3).numpy(), "b": torch.arange(300).numpy()}, 1000)
+    >>> len(large), load_apart(body, large)["b"][-1].item()
+    (1, 299)
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream, least)
+    pickler.dump(thing)
+    return stream.getvalue(), [buffer.raw() for buffer in pickler.buffers]
+
+
+def load_apart(body: bytes, large: list[memoryview]) -> Any:
+    """The object that `dump_apart` wrote, on top of its large buffers."""
+    return pickle.loads(body, buffers=large)
+
+
+def import_path() -> list[str]:
     """This process's path; the current folder last, where nothing in it can pass for a known module."""
     here = str(Path.cwd())
     named = [entry for entry in sys.path if entry not in ("", here)]

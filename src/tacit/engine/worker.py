@@ -140,7 +140,8 @@ class Worker:
         self._initial_personal = self.flat.personal.clone()
         example_level = isinstance(job.privacy, ExampleLevel)
         # In bfloat16 even the number of records beside it may round a record's gradient in another way.
-        alone = 1 if compute.precision == "bf16" else None
+        half = any(p.dtype in (torch.bfloat16, torch.float16) for p in self.flat.module.parameters())
+        alone = 1 if half or compute.precision == "bf16" else None
         self._clipped = ClippedGradient(self.flat, alone) if example_level else None
         self._descent = None if example_level else Descent(self.flat)
         self._bits = np.random.PCG64(0)

@@ -142,10 +142,11 @@ def read_facts(place: Path) -> Facts:
 
 def _refuse_odd(facts: Facts) -> None:
     """ValueError for a manifest that holds what no manifest does, though its hash is right."""
-    parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending")
+    parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending", "seen")
     kinds = {"round": int, "sha256": str} | dict.fromkeys(parts, dict)
     inner = {"versions": str, "states": str, "belongs": str}
-    known = {"metrics": {"bytes": int, "sha256": str}, "spending": {"charges": int, "head": str}}
+    ledger = {"charges": int, "head": str}
+    known = {"metrics": {"bytes": int, "sha256": str}, "spending": ledger, "seen": ledger}
     for name, kind in kinds.items():
         value = facts.get(name, kind())
         odd = type(value) is not kind

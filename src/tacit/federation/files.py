@@ -72,7 +72,11 @@ def digest(file: Path) -> str:
 def sealed(plain: Mapping[str, Any], indent: int | None = None) -> str:
     """A mapping as JSON with its hash as the last key."""
     body = json.dumps(plain, indent=indent, ensure_ascii=False)
-    return json.dumps({**plain, "hash": _hash(body)}, indent=indent, ensure_ascii=False) + "\n"
+    last = json.dumps({"hash": _hash(body)}, indent=indent)
+    # Only spliced together: large manifests are not written out a second time for one more key.
+    return (
+        f"{body[: -1 if indent is None else -2]},{' ' * (indent is None)}{last[1:]}" if plain else last
+    ) + "\n"
 
 
 def unsealed(text: str, indent: int | None = None) -> dict[str, Any]:

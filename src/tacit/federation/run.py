@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tacit.federation.round import play
 from tacit.federation.server import Server, Settings
 from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
-from tacit.federation.statements import SPENT
+from tacit.federation.statements import SEEN_SPENT, SPENT
 from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, read_metrics
 from tacit.privacy import (
     Aggregation,
@@ -110,7 +110,17 @@ class Federation:
     def _engine(self) -> Engine:
         cohort, privacy = math.ceil(self.mechanism.expected(len(self.job.population))), self.job.privacy
         engine = self.settings.engine.open(self.job, self.server.message(), cohort, self._charge_again)
+        self._hear(engine)
         return Secured(engine, self.job, privacy) if isinstance(privacy, SecureSum) else engine
+
+    def _hear(self, engine: Engine) -> None:
+        """What an engine may have to say: for the start, for each round's record, and for the statement,
+        where it stays true of the rounds that it played.
+        """
+        self._notes += getattr(engine, "notes", ())
+        self._engine_facts: Callable[[], Record] = getattr(engine, "facts", dict)
+        told: Sequence[str] = getattr(engine, "remarks", ())
+        self.spending.remarks += [remark for remark in told if remark not in self.spending.remarks]
 
     def _begin(self) -> None:
         """Whatever may refuse comes first: a run that is refused leaves everything as it was."""
@@ -144,6 +154,8 @@ class Federation:
             self.stopped = "the next round would exceed the privacy budget"
             return False
         record = record_of(server, outcome) | self.spending.facts(final=server.round == last)
+        if not self._withholds:
+            record |= self._engine_facts()
         self._unrecorded, server.whole = record, True
         if server.round == last or self._due(self.settings.evaluate_every):
             record |= evaluation(server, engine)
@@ -173,8 +185,13 @@ class Federation:
             )
         self.spending.record(charge, cohort)
 
+    @property
+    def _withholds(self) -> bool:
+        privacy = self.job.privacy
+        return self.server.protects_clients and privacy is not None and privacy.withholds
+
     def _progress(self, done: int, cohort: int) -> None:
-        if self.server.protects_clients and self.job.privacy is not None and self.job.privacy.withholds:
+        if self._withholds:
             return  # how many take part is exact, too
         for tracker in self.trackers:
             tracker.clients(done, cohort)
@@ -200,14 +217,15 @@ class Federation:
         facts = {
             "belongs": checkpoints.belongings(self.folder),
             "metrics": self._metrics.saved(),
-            SPENT: spending.saved(),
+            **spending.saved(),
+            "remarks": spending.remarks,
             **server.facts(),
         }
         spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
         folder, saved = self.folder / "checkpoint", Checkpoint(server.round, server.vectors(), facts)
         checkpoints.save(folder, saved, self.settings.keep_checkpoints)
         self._saved = server.round
-        server.saved(checkpoints.kept_facts(folder))
+        server.saved({int(place.name) for place in checkpoints.finished(folder)})
 
     def _restore(self) -> list[str]:
         """Go on from the newest sound checkpoint, if there is one; what should be told about it."""
@@ -219,7 +237,9 @@ class Federation:
         if saved is not None:
             checkpoints.refuse_other_files(self.folder, saved.facts)
             checkpoints.refuse_other_base(saved.facts, self.server.frozen, self.folder)
-            self.server.restore(saved)
+            known = checkpoints.kept_facts(self.folder / "checkpoint") if saved.facts["versions"] else []
+            self.server.restore(saved, known)
             self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
-            self._spent = saved.facts[SPENT]
+            self._spent = {name: saved.facts.get(name, {}) for name in (SPENT, SEEN_SPENT)}
+            self.spending.remarks = list(saved.facts.get("remarks", ()))
         return notes

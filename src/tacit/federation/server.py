@@ -100,6 +100,8 @@ class Server:
         """The version of its state that counts, for each client that has one."""
         self._digests: dict[int, str] = {}
         self._unsaved: set[int] = set()
+        self._kept: dict[int, dict[int, str]] = {}
+        """The versions that each checkpoint on disk names, by its round."""
 
     @property
     def protects_clients(self) -> bool:
@@ -199,15 +201,24 @@ class Server:
             "frozen": self.frozen,
         }
 
-    def saved(self, kept: Sequence[Mapping[str, Any]]) -> None:
-        """A checkpoint is written: client states that none of the `kept` ones names may go."""
-        for client in self._unsaved:
-            named = {facts["versions"][str(client)] for facts in kept if str(client) in facts["versions"]}
-            self.job.states.prune(client, named)
+    def saved(self, rounds: set[int]) -> None:
+        """A checkpoint is written: client states that none on disk, of these `rounds`, names may go."""
+        if not self._unsaved:
+            return
+        self._kept[self.round] = dict(self.versions)
+        if rounds <= self._kept.keys():  # one that could not be read may still need any of them
+            self._kept = {round: self._kept[round] for round in rounds}
+            for client in self._unsaved:
+                named = {versions[client] for versions in self._kept.values() if client in versions}
+                self.job.states.prune(client, named)
         self._unsaved.clear()
 
-    def restore(self, saved: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+    def restore(self, saved: Checkpoint, known: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from a checkpoint; `known`: the facts of all that are on disk and can be read."""
+        self._kept = {
+            facts["round"]: {int(client): version for client, version in facts["versions"].items()}
+            for facts in known
+        }
         optimizer, noise = (checkpoints.with_prefix(saved.vectors, p) for p in (OPTIMIZER, MECHANISM))
         state = {n: v for n, v in saved.vectors.items() if not n.startswith((OPTIMIZER, MECHANISM))}
         self.optimizer.theta.copy_(state["theta"])

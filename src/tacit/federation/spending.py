@@ -9,10 +9,17 @@ from typing import Any
 from tacit.errors import UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.room import Room
-from tacit.federation.statements import LEDGER, SEEN, refuse_less_than_saved, write_statement
+from tacit.federation.statements import (
+    LEDGER,
+    SEEN,
+    SEEN_SPENT,
+    SPENT,
+    refuse_less_than_saved,
+    write_statement,
+)
 from tacit.privacy import Charge, Ids, Ledger, Mechanism, Workload
 from tacit.privacy.statement import Tally
-from tacit.privacy.totals import Worst
+from tacit.privacy.totals import DIGITS, Worst
 from tacit.vector import Vectors
 
 
@@ -34,25 +41,33 @@ class Spending:
         self._room = Room(folder)
         self._data, self._carried = data, carried
         self.ledger: Ledger | None = None
+        self.remarks: list[str] = []
+        """What the statement says besides: who else counts as the server."""
         self.seen: Ledger | None = None
         """What the server sees, where the mechanism protects from it."""
         self._tally = Tally()
+        self._known: tuple[tuple[int, bool], Worst] | None = None
+        """The worst client after so many charges: a round's record and its statement both ask."""
 
     def open(self, saved: Mapping[str, Any]) -> None:
-        """The run begins, or goes on from a checkpoint that `saved` these facts about the ledger."""
+        """The run begins, or goes on from a checkpoint that `saved` these facts about its ledgers."""
         if self._mechanism is None:
             return
-        file, second = self._folder / LEDGER, self._folder / SEEN
-        header = self._mechanism.seen_header(self._data)
-        for needed in (file, *([] if header is None else [second])):
-            if saved and not needed.exists():
-                raise UserError(f"{needed} is gone, and with it what was spent; restore it, then resume")
-        self.ledger = Ledger.open(file, self._mechanism.header(self._workload, self._data), self._carried)
+        for name, needed in ((SPENT, LEDGER), (SEEN_SPENT, SEEN)):
+            if saved.get(name) and not (self._folder / needed).exists():
+                raise UserError(
+                    f"{self._folder / needed} is gone, and with it what was spent; restore it, then resume"
+                )
+        header, seen = (
+            self._mechanism.header(self._workload, self._data),
+            self._mechanism.seen_header(self._data),
+        )
+        self.ledger = Ledger.open(self._folder / LEDGER, header, self._carried)
         try:
-            refuse_less_than_saved(self.ledger.contents, saved)
-            if header is not None:
-                self.seen = Ledger.open(second, header)
-                refuse_less_than_saved(self.seen.contents, saved.get("seen", {}))
+            refuse_less_than_saved(self.ledger.contents, saved.get(SPENT, {}))
+            if seen is not None:
+                self.seen = Ledger.open(self._folder / SEEN, seen)
+                refuse_less_than_saved(self.seen.contents, saved.get(SEEN_SPENT, {}))
         except UserError:
             self.close()
             raise
@@ -93,27 +108,33 @@ class Spending:
 
     def _worst(self, exact: bool) -> Worst:
         """The worst client. Unless `exact`, with counts rounded up where that stays within the budget."""
+        key = len(self._open.charges), exact
+        if self._known is None or self._known[0] != key:
+            self._known = key, self._found(exact)
+        return self._known[1]
+
+    def _found(self, exact: bool) -> Worst:
         assert self._mechanism is not None
         totals, delta, budget = self._open.totals, self._mechanism.delta, self._mechanism.epsilon
-        if not exact:
-            found = totals.worst(delta, rounded=True)
+        for digits in () if exact else DIGITS:
+            found = totals.worst(delta, digits)
             if budget is None or found.epsilon.value <= budget:
                 return found
         return totals.worst(delta)
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint must know of the ledger: how long it was, and its last line's hash."""
+        """What a checkpoint must know of each ledger: how long it was, and its last line's hash."""
         if self._mechanism is None:
-            return {}
-        facts: dict[str, Any] = _length(self._open)
-        return facts if self.seen is None else facts | {"seen": _length(self.seen)}
+            return {SPENT: {}}
+        facts = {SPENT: _length(self._open)}
+        return facts if self.seen is None else facts | {SEEN_SPENT: _length(self.seen)}
 
     def explain(self, final: bool = False) -> None:
         """Write down what is guaranteed so far, if anything is; a checkpoint follows, so its room is free."""
         self._room.give_back()
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
-            warnings = mechanism.warnings(workload)
+            warnings = [*mechanism.warnings(workload), *self.remarks]
             worst, seen = self._worst(final), None if self.seen is None else self.seen.epsilon().value
             population = workload.population
             write_statement(self._folder, mechanism, worst, self._tally, population, warnings, seen)

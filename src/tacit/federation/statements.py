@@ -23,11 +23,11 @@ from tacit.reading import read_text
 
 LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
 SEEN = "ledger-server.jsonl"
-"""What those see who know who took part, and of whom: for the server alone. (Under secure aggregation that is
-the server; with real clients, whoever watches the network.)
+"""What those see who know who took part: the server under secure aggregation; with real clients, whoever
+watches the network. It names clients, so it is for the server alone.
 """
-SPENT = "spending"
-"""Where a checkpoint keeps what it knows of the ledger."""
+SPENT, SEEN_SPENT = "spending", "seen"
+"""Where a checkpoint keeps what it knows of the ledger, and of the server's own."""
 
 
 def write_statement(
@@ -80,8 +80,7 @@ def read_ledger(folder: Path, name: str = LEDGER) -> Contents:
     """A run's ledger, every line checked, and not shorter than any of its checkpoints says."""
     contents = Ledger.read(folder / name)
     for facts in checkpoint.kept_facts(folder / "checkpoint"):
-        saved = facts.get(SPENT, {})
-        refuse_less_than_saved(contents, saved if name == LEDGER else saved.get("seen", {}))
+        refuse_less_than_saved(contents, facts.get(SPENT if name == LEDGER else SEEN_SPENT, {}))
     return contents
 
 

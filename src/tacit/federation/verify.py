@@ -15,7 +15,7 @@ from tacit.federation.files import digest, unsealed_text
 from tacit.federation.lineage import read_lineage
 from tacit.federation.passed import OBJECTS, read_passed
 from tacit.federation.start import MODEL, read_weights
-from tacit.federation.statements import LEDGER, STATEMENT, read_ledger, read_statement
+from tacit.federation.statements import LEDGER, SEEN, STATEMENT, read_ledger, read_statement
 from tacit.federation.tracking import metrics_lines
 from tacit.reading import read_text
 
@@ -48,7 +48,9 @@ def examine(run: Path) -> list[Finding]:
     """A finding on each file of a run that anything relies on."""
     found = [_config(run), _lineage(run), _objects(run)]
     if (run / LEDGER).exists() or (run / STATEMENT).exists():
-        found += [_ledger(run), _statement(run)]
+        found += [_ledger(run, LEDGER), _statement(run)]
+    if (run / SEEN).exists():
+        found.append(_ledger(run, SEEN))
     found += _checkpoints(run)
     if (run / METRICS).exists():
         found.append(_metrics(run))
@@ -85,14 +87,14 @@ def _objects(run: Path) -> Finding:
     return Finding(OBJECTS)
 
 
-def _ledger(run: Path) -> Finding:
+def _ledger(run: Path, name: str) -> Finding:
     try:
-        contents = read_ledger(run)
+        contents = read_ledger(run, name)
     except UserError as error:
-        return Finding(LEDGER, str(error), "nothing can be said about ε, and the run cannot go on")
+        return Finding(name, str(error), "nothing can be said about ε, and the run cannot go on")
     if contents.charges and contents.charges[-1].truncated:
-        return Finding(LEDGER, None, "its last line was cut off by a kill; it counts as a charge")
-    return Finding(LEDGER)
+        return Finding(name, None, "its last line was cut off by a kill; it counts as a charge")
+    return Finding(name)
 
 
 def _statement(run: Path) -> Finding:

@@ -34,7 +34,7 @@ from tacit.gradients import generators
 from tacit.gradients.fallback import record_gradients
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.proof import Book, Coins, Known
-from tacit.gradients.records import Explicit, PerRecord
+from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
 from tacit.gradients.tape import Tape, Unsupported
@@ -162,8 +162,14 @@ class ClippedGradient:
 
         def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
             tape, values = self._proved(few, still, Coins())
-            forms = tape.backward(values)
-            return [None if form is None else form[0].explicit().sum(0) for form in forms], values.detach()
+            forms, values = tape.backward(values), values.detach()
+            sums: list[Tensor | None] = []
+            for form, parameter in zip(forms, self._parameters.values(), strict=True):
+                total = None if form is None else in_full(torch.zeros_like(parameter.detach()))
+                if form is not None and total is not None:
+                    form[0].add_weighted(in_full(torch.ones_like(values)), total)
+                sums.append(total)
+            return sums, values
 
         with exactly(self._device.type), suppress(Unsupported):
             experiment(self.flat.module, self._parameters, batch, losses, together)

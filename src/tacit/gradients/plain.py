@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import UserError
-from tacit.gradients import engine
+from tacit.gradients import autograd
 from tacit.vector import Flat
 
 Batch = dict[str, Tensor]
@@ -57,7 +57,7 @@ def plain_gradient(flat: Flat, batch: Batch, losses: Losses) -> Tensor:
     each = losses(flat.module, batch)
     refuse_shape(each, count)
     # The mean's gradient is 1/B for every loss: given outright, it spares autograd two nodes.
-    engine.backward(each, torch.full_like(each, 1 / count))
+    autograd.backward(each, torch.full_like(each, 1 / count))
     return each.detach().mean()
 
 
@@ -90,7 +90,7 @@ class Descent:
         if self._weights.shape != each.shape:
             refuse_shape(each, batch_size(batch))
             self._weights = torch.full_like(each, 1 / len(each))
-        grads = engine.grad(each, self._weights, self._parameters)
+        grads = autograd.grad(each, self._weights, self._parameters)
         for view, grad in zip(self._views, grads, strict=True):
             if grad is not None:
                 view.sub_(grad, alpha=lr)

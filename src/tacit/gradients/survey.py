@@ -170,13 +170,13 @@ def experiment(
     parameters: Mapping[str, Tensor],
     batch: Batch,
     losses: Losses,
-    together: Callable[[Batch, Losses], tuple[Sequence[Tensor | None], Tensor]],
+    together: Callable[[Batch, Losses], tuple[list[Tensor | None], Tensor]],
 ) -> None:
     """Raise if a few records together have other losses, or another sum of gradients, than each alone.
 
     `together` is the way under test: the sums of gradients, and the losses. Coins are left out, as they
-    cannot be
-    the same for one record and for several; where a model draws in other ways, there is nothing to compare.
+    cannot be the same for one record and for several; where a model draws in other ways, there is nothing to
+    compare. Three gradients are in memory at a time: of two and of three records, and of one.
     """
     device = next(iter(batch.values())).device
     with generators.forked(device):
@@ -188,39 +188,47 @@ def experiment(
             with Still():
                 return losses(model, records)
 
-        sizes = [n for n in (2, 3) if n <= batch_size(batch)]
-        alone = []
-        for j in range(max(sizes, default=0)):
+        several = [n for n in (2, 3) if n <= batch_size(batch)]
+        left, found = {}, {}
+        for n in several:
+            left[n], found[n] = together({k: v[:n] for k, v in batch.items()}, still)
+        lengths, alone = {n: _length(left[n]) for n in several}, []
+        for j in range(max(several, default=0)):
             loss = still(module, {name: tensor[j : j + 1] for name, tensor in batch.items()}).sum()
+            alone.append(loss.detach().cpu().double())
             grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-            alone.append((loss.detach(), grads))
-        results = [together({k: v[:n] for k, v in batch.items()}, still) for n in sizes]
+            for n in several:
+                if j < n:
+                    left[n] = [_less(total, grad) for total, grad in zip(left[n], grads, strict=True)]
+            del loss, grads  # before the next ones come
         if not generators.same(before, generators.state(device)):
             return
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters.values())
-    rough = (
-        0.2 if half or torch.is_autocast_enabled(device.type) or alone[0][0].dtype != torch.float32 else 1e-2
-    )
-    for n, (sums, values) in zip(sizes, results, strict=True):
-        expected = torch.stack([loss for loss, _ in alone[:n]]).double()
-        pairs = [(values.double(), expected)]
-        for i, total in enumerate(sums):
-            single = [g[i] for _, g in alone[:n] if g[i] is not None]
-            if single or total is not None:
-                zero = torch.zeros((), dtype=torch.float64)
-                found = zero if total is None else total.double()
-                pairs.append((found, sum((g.double() for g in single), zero).expand_as(found)))
-        errors = torch.stack([(a - b).square().sum() for a, b in pairs[1:]] or [torch.zeros(())]).sum().sqrt()
-        sizes_of = torch.stack([b.square().sum() for _, b in pairs[1:]] or [torch.zeros(())]).sum().sqrt()
-        apart = (values.double() - expected).abs().max() > rough * expected.abs().max() + 1e-5
-        if not (torch.isfinite(expected).all() and torch.isfinite(sizes_of)):
+    half = half or torch.is_autocast_enabled(device.type) or found[several[0]].dtype != torch.float32
+    rough = 0.2 if half else 1e-2
+    for n in several:
+        expected, errors = torch.stack(alone[:n]), _length(left[n])
+        apart = (found[n].cpu().double() - expected).abs().max() > rough * expected.abs().max() + 1e-5
+        if not (torch.isfinite(expected).all() and torch.isfinite(errors + lengths[n])):
             return
-        if apart or errors > rough * sizes_of + 1e-6:
+        if apart or errors > rough * lengths[n] + 1e-6:
             raise UserError(
                 f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with {n} of "  # noqa: E501
                 "them), though every operation seemed to keep them apart; nothing can be promised for this model. "  # noqa: E501
                 "Does it use code that is hidden from torch, or keep something between calls?"
             )
+
+
+def _less(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """What is left of a sum; `total` is scratch."""
+    if grad is None:
+        return total
+    return -grad if total is None else total.sub_(grad)
+
+
+def _length(parts: Sequence[Tensor | None]) -> Tensor:
+    norms = [torch.linalg.vector_norm(part.flatten()).cpu().double() for part in parts if part is not None]
+    return torch.stack(norms).square().sum().sqrt() if norms else torch.zeros(()).double()
 
 
 def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:

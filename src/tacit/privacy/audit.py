@@ -6,6 +6,9 @@ audit's own coins, and without any assumption about the shape of the noise.
 
 - `from_rates`: many independent trials of two worlds, and a guess for each. With the rates of true and false
   positives bounded by Clopper and Pearson (1934), ε ≥ ln((TPR − δ)/FPR).
+- `against_curve`: the same against all that is claimed. An accountant who is told an event claims an ε for
+  every δ, and a claim of ε = 0.3 at δ = 0.1 takes far fewer trials to refute than the one at δ = 10⁻⁵ that a
+  statement speaks of: half the noise shows in the middle of a Gaussian before it shows in its tails.
 - `from_one_run`: many canaries in a single run, each there by a fair coin of its own, and guesses for those
   the guesser is surest of (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, theorem 5.2, with its exact
   p-value).
@@ -19,7 +22,7 @@ audit's own coins, and without any assumption about the shape of the noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +31,20 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a claimed privacy curve, and what was shown there."""
+
+    delta: float
+    claimed: float
+    lower: float
+    attack: str
+
+    @property
+    def refuted(self) -> bool:
+        return self.lower > self.claimed
 
 
 @dataclass(frozen=True)
@@ -47,11 +64,13 @@ class Audit:
     seconds: float
     estimate: float | None = None
     """ε if scores were Gaussian: no bound, for comparison (Andrew et al. 2024, arXiv:2302.03098)."""
+    curve: Point | None = None
+    """The most doubtful point of the whole claimed curve; `confidence` is for it and for `lower` together."""
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim was shown to be false."""
-        return self.lower > self.claimed
+        """Whether the claim was shown to be false: at δ, or elsewhere on the curve that it is a point of."""
+        return self.lower > self.claimed or (self.curve is not None and self.curve.refuted)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; an infinite ε becomes None."""
@@ -62,6 +81,10 @@ class Audit:
         """The same for a person."""
         verdict = "REFUTED: more leaks than is claimed" if self.refuted else "not refuted"
         about = "" if self.estimate is None else f"; as a Gaussian it would be {self.estimate:.3g}"
+        if self.curve is not None:
+            there = f"{self.curve.claimed:.3g} is claimed and {self.curve.lower:.3g} shown"
+            by = f" by {self.curve.attack}" if self.curve.attack != self.attack else ""
+            about += f"; at δ = {self.curve.delta:.2g}, {there}{by}"
         return (
             f"{self.what}: claimed ε = {self.claimed:.3g}, audited ε ≥ {self.lower:.3g} at δ = "
             f"{self.delta:g} with {self.confidence:.0%} confidence{about}: {verdict} ({self.trials:,} trials "
@@ -89,40 +112,118 @@ def from_scores(
     """ε that holds at least, and the best attack, from each trial's coin and scores by several attacks.
 
     The first half of the trials chooses attack, direction and threshold; the other half, of which the choice
-    knows nothing, is the evidence. A score that is not a number is a guess that was not made: it counts as
-    the lowest.
+    knows nothing, is the evidence. A score that is not a number counts as lower than any that is. Of a
+    masked array the masked trials are left out: what masks them must not depend on coins.
     """
-    half = len(inside) // 2
     best, chosen = -1.0, None
+    for name, trials in _attacks(inside, scores):
+        threshold, reached = _best_threshold(trials, delta)
+        if reached > best:
+            best, chosen = reached, (name, trials, threshold)
+    if chosen is None:
+        return 0.0, "nothing"
+    name, trials, threshold = chosen
+    return trials.shown(threshold, delta, confidence), name
+
+
+def against_curve(
+    inside: Bools, scores: Mapping[str, Floats], curve: Mapping[float, float], confidence: float
+) -> Point:
+    """The most doubtful point of a claimed `curve`, δ to ε, and the ε that holds at least at that δ.
+
+    Attack, direction, threshold and point are chosen by the first half of the trials, where the claim
+    TPR ≤ e^ε·FPR + δ fails by most standard deviations; the other half is the evidence.
+    """
+    best, chosen = -math.inf, None
+    for name, trials in _attacks(inside, scores):
+        for delta, claimed in curve.items():
+            threshold, doubt = _most_doubtful(trials, delta, claimed)
+            if doubt > best:
+                best, chosen = doubt, (name, trials, threshold, delta)
+    if chosen is None:
+        delta, claimed = next(iter(curve.items()))
+        return Point(delta, claimed, 0.0, "nothing")
+    name, trials, threshold, delta = chosen
+    return Point(delta, curve[delta], trials.shown(threshold, delta, confidence), name)
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """Scores of one attack, in one direction: rates of the half that chooses, and the other half's scores."""
+
+    thresholds: Floats
+    true: Floats
+    """How many of `n` that were in reach each threshold."""
+    false: Floats
+    """How many of `m` that were out do."""
+    n: int
+    m: int
+    later_ins: Floats
+    later_outs: Floats
+
+    def shown(self, threshold: float, delta: float, confidence: float) -> float:
+        """ε that holds at least at this threshold, by the other half."""
+        ins, outs = self.later_ins, self.later_outs
+        true, false = int((ins >= threshold).sum()), int((outs >= threshold).sum())
+        return from_rates(true, len(ins), false, len(outs), delta, confidence)
+
+
+def _attacks(inside: Bools, scores: Mapping[str, Floats]) -> Iterator[tuple[str, _Trials]]:
     for name, values in scores.items():
-        for sign in (1.0, -1.0):
-            signed = np.nan_to_num(sign * values, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-            threshold, reached = _best_threshold(signed[:half], inside[:half], delta)
-            if reached > best:
-                best, chosen = reached, (name, signed, threshold)
-    assert chosen is not None
-    name, signed, threshold = chosen
-    said, truth = signed[half:] >= threshold, inside[half:]
-    true, false = int((said & truth).sum()), int((said & ~truth).sum())
-    lower = from_rates(true, int(truth.sum()), false, int((~truth).sum()), delta, confidence)
-    return lower, name
+        kept = ~np.ma.getmaskarray(values)
+        truth, half = inside[kept], int(kept.sum()) // 2
+        told = np.nan_to_num(np.ma.getdata(values)[kept], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+        for signed in (told, -told):
+            first, coins = signed[:half], truth[:half]
+            later, later_coins = signed[half:], truth[half:]
+            thresholds = _thinned(np.unique(first[first > -np.inf]))
+            if len(thresholds) and coins.any() and not coins.all():
+                ins, outs = np.sort(first[coins]), np.sort(first[~coins])
+                true = len(ins) - np.searchsorted(ins, thresholds)
+                false = len(outs) - np.searchsorted(outs, thresholds)
+                yield (
+                    name,
+                    _Trials(
+                        thresholds,
+                        true.astype(np.float64),
+                        false.astype(np.float64),
+                        len(ins),
+                        len(outs),
+                        later[later_coins],
+                        later[~later_coins],
+                    ),
+                )
 
 
-def _best_threshold(scores: Floats, inside: Bools, delta: float) -> tuple[float, float]:
+def _thinned(thresholds: Floats, most: int = 300) -> Floats:
+    """The highest of them, and so many of all: there is no need to try each of a hundred thousand."""
+    if len(thresholds) <= 2 * most:
+        return thresholds
+    spread = np.linspace(0, len(thresholds) - most - 1, most).astype(np.int64)
+    return np.concatenate([thresholds[spread], thresholds[-most:]])
+
+
+def _best_threshold(trials: _Trials, delta: float) -> tuple[float, float]:
     """The threshold above which guesses show most, as far as these trials can tell."""
-    ins, outs = np.sort(scores[inside]), np.sort(scores[~inside])
-    candidates = np.unique(scores[np.isfinite(scores)])
-    if not len(candidates) or not len(ins) or not len(outs):
-        return math.inf, 0.0
-    true = len(ins) - np.searchsorted(ins, candidates)
-    false = len(outs) - np.searchsorted(outs, candidates)
+    true, false = trials.true, trials.false
     # Clopper and Pearson's bound, nearly: only the choice depends on it. Three deviations, since the best of
     # many thresholds owes something to chance.
-    least = np.maximum(true - 3 * np.sqrt(true), 0) / len(ins) - delta
-    most = (false + 3 * np.sqrt(false) + 3) / len(outs)
+    least = np.maximum(true - 3 * np.sqrt(true), 0) / trials.n - delta
+    most = (false + 3 * np.sqrt(false) + 3) / trials.m
     shown = np.log(np.maximum(least, 1e-300) / most)
     best = int(np.argmax(shown))
-    return float(candidates[best]), max(0.0, float(shown[best]))
+    return float(trials.thresholds[best]), max(0.0, float(shown[best]))
+
+
+def _most_doubtful(trials: _Trials, delta: float, claimed: float) -> tuple[float, float]:
+    """The threshold at which TPR exceeds e^ε·FPR + δ by most standard deviations, and by how many."""
+    ratio = math.exp(min(claimed, 300.0))
+    # One more on either side: a rate of nothing, or of everything, is not known exactly.
+    t, f = (trials.true + 1) / (trials.n + 2), (trials.false + 1) / (trials.m + 2)
+    deviation = np.sqrt(t * (1 - t) / trials.n + ratio**2 * f * (1 - f) / trials.m)
+    doubt = (t - ratio * f - delta) / deviation
+    best = int(np.argmax(doubt))
+    return float(trials.thresholds[best]), float(doubt[best])
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:

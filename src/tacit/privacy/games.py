@@ -11,6 +11,9 @@ through the mechanism's own `sample`, `bounding(…).add_` and `release`; at exa
 >>> found.refuted, 0.2 < found.lower < found.claimed < 1.4
 (False, True)
 
+A round that is charged as an event is claimed to be private along the event's whole curve, δ by δ. So the
+claim is tried at the statement's δ, which gives the bound that is told, and where it is most doubtful.
+
 What the guesser looks at (the best is chosen by one half of the trials and judged by the other):
 
 - *what came out* where the canary is, in each layer of each upload, and all of them together;
@@ -41,7 +44,7 @@ from torch import Tensor, nn
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient
 from tacit.privacy.accountants import epsilon
-from tacit.privacy.audit import Audit, Bools, Floats, from_scores
+from tacit.privacy.audit import Audit, Bools, Floats, against_curve, from_scores
 from tacit.privacy.bits import Ids
 from tacit.privacy.ledger import replay
 from tacit.privacy.mechanisms.base import Arrivals, Mechanism, State, Workload
@@ -55,6 +58,12 @@ QUIET = 128
 """Coordinates of each upload where nobody sends anything."""
 HUGE = 1e6
 """How much a canary sends, in clipping norms."""
+DELTAS = (0.4, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003, 0.001)
+"""Where else on its curve a claim is tried."""
+AGREED = "everything, where a second draw agrees"
+"""The trials that a second draw leaves are chosen without their coins, and secret sampling is as independent
+of a second draw as of anything: the claim holds for them as for all.
+"""
 STATE = "state"
 """A second upload beside the update, such as a control variate."""
 
@@ -89,16 +98,23 @@ def audit_mechanism(
     while sum(len(coins) for coins, _ in played) < trials:
         played.append(game.play(len(played)))
     inside = np.concatenate([coins for coins, _ in played])
-    tests = [(inside, {name: np.concatenate([s[name] for _, s in played]) for name in played[0][1]})]
+    tests = [(inside, {name: _joined([scores[name] for _, scores in played]) for name in played[0][1]})]
     if isinstance(game, _ClientGame):
         tests.append(game.energies(min(max(64, trials // 4), 2000)))
-    # Two tests of the same claim: each gets its share of the risk of being wrong.
-    level = 1 - (1 - confidence) / len(tests)
-    found = [from_scores(coins, scores, mechanism.delta, level) for coins, scores in tests]
-    lower, attack = max(found)
+    # Several tests of the same claim, at δ and along the curve: each gets its share of the risk.
+    level = 1 - (1 - confidence) / len(tests) / 2
+    lower, attack = max(from_scores(coins, scores, mechanism.delta, level) for coins, scores in tests)
+    points = [against_curve(coins, scores, game.curve, level) for coins, scores in tests]
+    point = max(points, key=lambda found: found.lower - found.claimed)
     what = "one step, example level" if mechanism.unit == "example" else "one round, client level"
     made, seconds = sum(len(coins) for coins, _ in tests), time.perf_counter() - start
-    return Audit(what, game.claimed, lower, mechanism.delta, confidence, made, attack, seconds)
+    claimed = game.curve[mechanism.delta]
+    return Audit(what, claimed, lower, mechanism.delta, confidence, made, attack, seconds, curve=point)
+
+
+def _joined(parts: list[Floats]) -> Floats:
+    mask = np.concatenate([np.ma.getmaskarray(part) for part in parts])
+    return np.ma.masked_array(np.concatenate([np.ma.getdata(part) for part in parts]), mask)
 
 
 class _ClientGame:
@@ -124,7 +140,8 @@ class _ClientGame:
         self.pieces = [("delta", 0), ("delta", self.width), (STATE, 0)]
         cohort = mechanism.sample(0, 0, self.workload)
         charges = [mechanism.charge(0, cohort, self.workload)]
-        self.claimed = replay(charges).worst(mechanism.delta).epsilon.value
+        totals = replay(charges)
+        self.curve = {d: totals.worst(d).epsilon.value for d in (mechanism.delta, *DELTAS)}
 
     def play(self, number: int) -> tuple[Bools, Scores]:
         """One release with a canary in every client; coins, and each attack's score for each canary."""
@@ -153,9 +170,7 @@ class _ClientGame:
             scores |= {f"{place}{name}": v for place, v in zip(where, values, strict=True)}
             scores[f"everything{name}"] = np.sum(values, axis=0)
             if not name and len(expected) < n:
-                scores["everything, where a second draw agrees"] = np.where(
-                    guessed, np.sum(values, axis=0), np.nan
-                )
+                scores[AGREED] = np.ma.masked_array(np.sum(values, axis=0), ~guessed)
         return coins, scores
 
     def _released(self, cohort: Ids, coins: Bools, round: int, attempt: int) -> list[Floats]:
@@ -221,7 +236,8 @@ class _RecordGame:
         self.flat = Flat(_Lookup(CANARIES))
         self.clipped = ClippedGradient(self.flat)
         charge = mechanism.charge(0, np.array([0]), self.workload)
-        self.claimed = epsilon({charge.parts[0].event: 1}, mechanism.delta).value
+        spend = {charge.parts[0].event: 1}
+        self.curve = {d: epsilon(spend, d).value for d in (mechanism.delta, *DELTAS)}
 
     def play(self, number: int) -> tuple[Bools, Scores]:
         """One step on canaries; coins, and each attack's score for each of them."""
@@ -243,7 +259,7 @@ class _RecordGame:
             values = seen - hidden
             scores |= {f"layer {i + 1}{label}": values[i] for i in range(2)}
             scores[f"everything{label}"] = values.sum(axis=0)
-        scores["everything, where a second draw agrees"] = np.where(guessed, seen.sum(axis=0), np.nan)
+        scores[AGREED] = np.ma.masked_array(seen.sum(axis=0), ~guessed)
         return coins, scores
 
     def _gradient(self, rows: Ids, *name: int) -> Floats:

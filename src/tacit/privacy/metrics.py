@@ -26,16 +26,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
-from tacit.errors import UserError
 from tacit.privacy.bits import Bits
 from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.privacy.grid import Grid
+from tacit.section import section
 
 PREFIX = "private_"
 """What private metrics' names in a round's record begin with."""
+Range = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _ARRIVED = 4
 """Entries of a client that counted: that it did, loss, norm, clipped."""
 
@@ -50,27 +53,20 @@ class Seen:
     norm: float = 0.0
 
 
-@dataclass(frozen=True)
+@section
 class Metrics:
     """What is released of a round beside the model, and for which share of the round's budget."""
 
-    share: float = 0.05
-    """s, of 1/noise²."""
-    loss: float = 10.0
-    """Losses are clipped to [0, this]."""
-    norm: float = 4.0
+    share: Annotated[float, Field(ge=1e-4, le=0.9)] = 0.05
+    """s, of the round's 1/noise²: 0.05 takes 2.6 % more noise on the update for the same ε."""
+    loss: Range = 10.0
+    """Losses are clipped to [0, this]; the closer, the less noise."""
+    norm: Range = 4.0
     """Norms of updates are clipped to [0, this many clipping norms]."""
     accuracy: bool = False
-    """Also accuracy on the records that each client of the cohort holds out for its own tests."""
-
-    def __post_init__(self) -> None:
-        if not 1e-4 <= self.share <= 0.9:
-            raise UserError(
-                f"privacy.metrics.share {self.share:g}: choose one from 1e-4 to 0.9, such as 0.05"
-            )
-        for name in ("loss", "norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"privacy.metrics.{name} {getattr(self, name):g}: choose a range > 0")
+    """Also accuracy on the records that each client of the cohort holds out for its own tests
+    (`data.holdout`).
+    """
 
     @property
     def entries(self) -> int:

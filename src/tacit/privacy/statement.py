@@ -76,15 +76,14 @@ class Statement:
             return "This run gives no differential privacy: its noise is 0. Its models may show anything."
         units = "whole clients" if self.unit == "client" else "single records"
         claim = f"(ε = {rounded_up(self.epsilon)}, δ = {self.delta:g})-differentially private for {units}"
-        finite = [o for o in self.observers if o.epsilon is not None and math.isfinite(o.epsilon)]
-        against = " and ".join(o.who for o in finite if (o.epsilon or 0.0) <= self.epsilon)
+        finite = [(o.who, o.epsilon) for o in self.observers if o.epsilon is not None]
+        against = " and ".join(who for who, epsilon in finite if epsilon <= self.epsilon)
         exposed = " and ".join(o.who for o in self.observers if o.epsilon is None)
-        held = f"It holds against {against or 'nobody'}" + (
-            f"; {exposed} must be trusted." if exposed else "."
-        )
-        for other in finite:
-            if (other.epsilon or 0.0) > self.epsilon:
-                held += f" Against {other.who}: ε = {rounded_up(other.epsilon or 0.0)}."
+        held = f"It holds against {against or 'nobody'}"
+        for who, epsilon in finite:
+            if self.epsilon < epsilon < math.inf:
+                held += f"; against {who}, ε = {rounded_up(epsilon)}"
+        held += f"; {exposed} must be trusted." if exposed else "."
         if self.simulation:
             return f"A simulation, which claims nothing: with secret noise it would be {claim}. {held}"
         return f"This run is {claim}. {held}"

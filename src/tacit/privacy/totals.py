@@ -29,6 +29,9 @@ from tacit.privacy.events import Event
 Profile = tuple[tuple[Event, int], ...]
 """How often each event happened to a client: sorted, so that equal totals compare equal."""
 
+DIGITS = (5, 7, 9)
+"""Binary digits that counts are rounded up to while nobody has to know better: coarsely, then finer."""
+
 Expense = tuple[Event, int, Sequence[int] | None]
 """An event, how often, and which clients pay for it (None: everyone)."""
 
@@ -47,22 +50,31 @@ class ClientTotals:
     def __init__(self) -> None:
         self._everyone: Profile = ()
         self._own: dict[int, Profile] = {}
-        self._holders: Counter[Profile] = Counter()
+        self._dearest: list[Profile] = []
+        """Of the profiles of one kind of event, those that no other dominates. Totals only grow, so a profile
+        that is dominated once is dominated for ever, and a charge has to be compared with these alone.
+        """
+        self._mixed: Counter[Profile] = Counter()
+        """Profiles of several kinds of events, and how many clients have each."""
 
     def add(self, event: Event, count: int, clients: Iterable[int] | None = None) -> None:
         """Charge `count` events to `clients`, or to everyone."""
         if clients is None:
             self._everyone = _plus(self._everyone, event, count)
             return
+        new: set[Profile] = set()
         for client in clients:
             before = self._own.get(client, ())
             after = _plus(before, event, count)
             self._own[client] = after
-            self._holders[after] += 1
-            if before:
-                self._holders[before] -= 1
-                if not self._holders[before]:
-                    del self._holders[before]
+            new.add(after)
+            if len(after) > 1:
+                self._mixed[after] += 1
+            if len(before) > 1:
+                self._mixed[before] -= 1
+                if not self._mixed[before]:
+                    del self._mixed[before]
+        self._dearest = _undominated([*self._dearest, *(profile for profile in new if len(profile) == 1)])
 
     def expenses(self) -> list[Expense]:
         """Everything that was charged, with clients of equal totals together."""
@@ -75,21 +87,22 @@ class ClientTotals:
     def most(self) -> dict[Event, int]:
         """For each event the most that any one client paid of it: together, no less than anyone's total."""
         most: Counter[Event] = Counter()
-        for profile in self._holders:
+        for profile in set(self._own.values()):
             for event, count in profile:
                 most[event] = max(most[event], count)
         return dict(most + Counter(dict(self._everyone)))
 
-    def worst(self, delta: float, rounded: bool = False) -> Worst:
+    def worst(self, delta: float, digits: int | None = None) -> Worst:
         """The largest ε among the clients, and whose totals it comes from.
 
-        `rounded`: counts are rounded up to two or three digits first. ε grows with every count, so what is
-        told is an upper bound (of up to 3 % more events; exact below 64); and a run that asks after every
-        round meets the same few counts, whose ε is known.
+        `digits`: counts are rounded up to so many binary digits after the first. ε grows with every count, so
+        what is told is an upper bound (with 5: of up to 3 % more events, exact below 64); and a run that asks
+        after every round meets the same few counts, whose ε is known.
         """
-        everyone, holders = self._everyone, set(self._holders)
-        if rounded:
-            everyone, holders = _rounded_up(everyone), {_rounded_up(profile) for profile in holders}
+        everyone, holders = self._everyone, {*self._dearest, *self._mixed}
+        if digits is not None:
+            everyone = _rounded_up(everyone, digits)
+            holders = {_rounded_up(profile, digits) for profile in holders}
         candidates = self._candidates(everyone, holders)
         # `Epsilon.value` never exceeds the RDP bound: where that is below the largest value, stop.
         candidates.sort(key=lambda profile: rdp_epsilon(dict(profile), delta), reverse=True)
@@ -110,8 +123,8 @@ class ClientTotals:
                 everyone = _plus(everyone, event, count)
             for client in clients or ():
                 changed[client] = _plus(changed.get(client, self._own.get(client, ())), event, count)
-        candidates = self._candidates(everyone, {*self._holders, *changed.values()})
-        return any(exceeds(dict(profile), budget, delta) for profile in candidates)
+        candidates = self._candidates(everyone, {*self._dearest, *self._mixed, *changed.values()})
+        return any(_exceeds(profile, budget, delta) for profile in candidates)
 
     @staticmethod
     def _candidates(everyone: Profile, own: Iterable[Profile]) -> list[Profile]:
@@ -122,7 +135,21 @@ class ClientTotals:
         return [_merge(everyone, profile) for profile in _undominated(simple) + mixed] or [everyone]
 
 
+def _exceeds(profile: Profile, budget: float, delta: float) -> bool:
+    """Whether a profile is not proved to cost ≤ `budget`.
+
+    Counts are rounded up first, coarsely and then finer: a run that asks before every round meets the same
+    few numbers of events again and again, whose ε is known, and only its last rounds are counted exactly.
+    """
+    for digits in DIGITS:
+        if not exceeds(dict(_rounded_up(profile, digits)), budget, delta):
+            return False
+    return exceeds(dict(profile), budget, delta)
+
+
 def _plus(profile: Profile, event: Event, count: int) -> Profile:
+    if len(profile) == 1 and profile[0][0] == event:  # by far the most frequent case
+        return ((event, profile[0][1] + count),)
     return _merge(profile, ((event, count),))
 
 
@@ -132,17 +159,17 @@ def _merge(a: Profile, b: Profile) -> Profile:
     return tuple(sorted(totals.items(), key=lambda item: item[0].key))
 
 
-def _rounded_up(profile: Profile) -> Profile:
-    return tuple((event, rounded_count(count)) for event, count in profile)
+def _rounded_up(profile: Profile, digits: int) -> Profile:
+    return tuple((event, rounded_count(count, digits)) for event, count in profile)
 
 
-def rounded_count(count: int) -> int:
-    """A count of 64 or more, rounded up to one of 32 for each doubling.
+def rounded_count(count: int, digits: int = 5) -> int:
+    """A count of 64 or more, rounded up to one of 32 for each doubling (to one of 2^`digits`).
 
     >>> [rounded_count(n) for n in (1, 63, 65, 2000, 2017)]
     [1, 63, 66, 2016, 2048]
     """
-    step = 1 << max(count.bit_length() - 6, 0)
+    step = 1 << max(count.bit_length() - 1 - digits, 0)
     return -(-count // step) * step
 
 

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -29,6 +30,11 @@ from tacit.reading import read_text
 from tacit.tasks import Headline, headline
 
 CONFIG = "config.yaml"
+KINDS: dict[str, Any] = {
+    "name": str, "seed": int, "rounds": int, "data": dict, "model": dict, "method": dict, "cohort": dict,
+    "local": dict, "server": dict, "evaluate": dict, "privacy": dict | NoneType,
+}  # fmt: skip
+"""What a run's config has at least to be, whichever version wrote it."""
 SPEED = ("engine", "checkpoint", "trackers", "name")
 """Parts of a config that cannot change a result."""
 LOOKING = ("every", "batch", "layers")
@@ -169,7 +175,8 @@ def read_run(folder: Path) -> Run:
         config, _ = parse(read_text(file))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read ({first(error)}); restore it, or leave the run out") from None
-    if not isinstance(config, dict):
+    known = config if isinstance(config, dict) else {"name": None}
+    if any(name in known and not isinstance(known[name], kind) for name, kind in KINDS.items()):
         raise UserError(f"{file} is no config of a run; restore it, or leave the run out")
     metrics = read_metrics(folder / "metrics.jsonl")
     # A run of an earlier version has none: its config has to be enough.

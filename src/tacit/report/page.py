@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from tacit.config.loading import to_yaml
 from tacit.errors import UserError
 from tacit.federation.files import unsealed, write_atomically
 from tacit.federation.layers import by_kind, over_rounds
@@ -478,7 +478,7 @@ def _layers(run: Run) -> str:
 
 
 def _settings(run: Run) -> str:
-    text = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
+    text = to_yaml(run.config)
     given = "".join(
         f"<li>{role}: {escape(one.text())}, {escape(one.kind)}</li>" for role, one in run.passed.items()
     )

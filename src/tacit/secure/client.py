@@ -201,8 +201,9 @@ class Client:
             self._step = due + 1
 
     def _forget(self) -> None:
+        for secret in ("_seed", "_mask_seed", "_mask_key", "_share_key"):
+            self.__dict__.pop(secret, None)
         self._held = {}
-        self._seed = self._mask_seed = b""
         self._step = None
 
 

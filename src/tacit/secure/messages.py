@@ -136,11 +136,12 @@ def opened(cls: type[S], terms: Terms, roster: Roster, data: bytes) -> tuple[int
 def opened_keys(keys: Keys, terms: Terms, roster: Roster) -> dict[int, Advertise]:
     """The advertisements, in the order of their senders; `Refused` if any is doubtful or they are too few."""
     found: dict[int, Advertise] = {}
+    last = -1
     for data in keys.advertisements:
         sender, advertised = opened(Advertise, terms, roster, data)
-        if found and sender <= max(found):
+        if sender <= last:
             raise Refused(f"client {sender} is advertised twice, or out of order")
-        found[sender] = advertised
+        found[sender], last = advertised, sender
     public = [key for one in found.values() for key in (one.mask_key, one.share_key)]
     if len(set(public)) != len(public):
         raise Refused("two clients advertise the same key")

@@ -27,6 +27,8 @@ from tacit.engine.kinds import cores
 from tacit.errors import Diverged, UserError
 from tacit.federation import read_metrics
 from tacit.federation.checkpoint import CONFIG
+from tacit.federation.files import write_atomically
+from tacit.federation.lock import locked
 from tacit.reading import read_bytes
 from tacit.report.compare import differences
 from tacit.tasks import headline
@@ -75,6 +77,8 @@ class Watch(Protocol):
 def play_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch | None = None) -> list[Task]:
     """Tune, then run every point in a folder of its own under `folder`; the runs, in order.
 
+    One process at a time: a second one is refused, in one line, before it has changed anything.
+
     Args:
         sweep: from `tacit.config.sweep.read_sweep`.
         folder: where the runs are; those that are there already are not run again, or go on.
@@ -84,9 +88,11 @@ def play_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch
     Raises:
         UserError: a run failed, or one in the folder has other settings.
     """
-    jobs = jobs or cores()
-    watch = watch or _Nobody()
-    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, create=True):
+        return _play_sweep(sweep, folder, jobs or cores(), watch or _Nobody())
+
+
+def _play_sweep(sweep: Sweep, folder: Path, jobs: int, watch: Watch) -> list[Task]:
     points = sweep.points
     tuning: dict[str, list[Task]] = {}
     keys: dict[str, list[str]] = {}
@@ -100,7 +106,7 @@ def play_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch
         everything = {task.folder: task for tasks in tuning.values() for task in tasks}
         _run_all(sweep, list(everything.values()), watch, "tuning", jobs)
         chosen = {name: _best(tasks, keys[name]) for name, tasks in tuning.items()}
-        (folder / "tuned.json").write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+        write_atomically(folder / "tuned.json", json.dumps(chosen, indent=1) + "\n")
         points = [{**p, **chosen.get(slug(without_seed(p)), {})} for p in points]
     tasks = [Task(folder / slug(p), p, sweep.config(p).rounds) for p in points]
     _run_all(sweep, tasks, watch, "runs", jobs)
@@ -232,7 +238,10 @@ def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
         if (folder / CONFIG).exists():
             result = api.resume(folder)
         else:
-            result = api.run(api.load(base, {**point, "engine": {"workers": 0}}), folder)
+            config = api.load(base, point)
+            if getattr(config.engine, "kind", None) in ("auto", "pool"):  # runs share the cores, not clients
+                config = api.load(base, {**point, "engine": {"workers": 0}})
+            result = api.run(config, folder)
     except KeyboardInterrupt:  # before the first round; later ones finish and save
         return False
     except Diverged:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit.privacy.events import Event
+from tacit.privacy.events import Event, Spend
 
 Items = tuple[tuple[Event, int], ...]
 
@@ -30,10 +30,19 @@ def supports(event: Event) -> bool:
 @lru_cache(maxsize=4096)
 def epsilon(items: Items, delta: float) -> tuple[float, float]:
     """ε of these events at δ, and the order at which it was reached."""
+    return converted(sum(count * _rdp(event) for event, count in items), delta)
+
+
+def divergences(spend: Spend) -> tuple[Any, Any]:
+    """Orders, and the Rényi divergences of all these events together at each."""
+    return _ORDERS, sum((count * _rdp(event) for event, count in spend.items()), np.zeros(len(_ORDERS)))
+
+
+def converted(divergences: Any, delta: float) -> tuple[float, float]:
+    """ε at δ of something with these divergences, and the order at which it was reached."""
     from dp_accounting.rdp import rdp_privacy_accountant
 
-    total = sum(count * _rdp(event) for event, count in items)
-    value, order = rdp_privacy_accountant.compute_epsilon(_ORDERS, total, delta)
+    value, order = rdp_privacy_accountant.compute_epsilon(_ORDERS, divergences, delta)
     return float(value), float(order)
 
 

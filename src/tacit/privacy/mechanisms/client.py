@@ -12,12 +12,9 @@ under replace-one (cohorts of a fixed size). The noise has standard deviation z�
 >>> mechanism.charge(3, np.array([4, 17]), Workload(population=100)).parts
 (Part(event=PoissonGaussian(rate=0.1, noise=1.0), steps=1, clients=None),)
 
-Noise in shares (`noise_at: clients`). Each client adds a rounded Gaussian of variance (z·2ᵇ)²/m, m the
-drawn cohort, and the server tops up for those who dropped out. A sum of rounded Gaussians is not a rounded
-Gaussian, but by Poisson summation its probabilities are those of round(N + U₂ + … + U_m), N Gaussian with
-the whole variance and U_i independent uniforms on ±½, but for a relative error of order exp(−π²s²), s the
-smallest share's standard deviation in units. That is post-processing of the Gaussian mechanism; s ≥ 16 is
-required, so the error is below 10⁻¹⁰⁰⁰.
+Noise in shares (`noise_at: clients`). Each client adds a rounded Gaussian of variance (zΔ)²/m, m the drawn
+cohort and Δ = 2ᵇ + √d/2, and the server tops up for those who dropped out. A sum of rounded Gaussians is as
+good as a rounded one, and Δ allows for the number of shares: `tacit.privacy.shares` has the theorem.
 """
 
 from __future__ import annotations
@@ -48,13 +45,12 @@ from tacit.privacy.mechanisms.base import (
 )
 from tacit.privacy.metrics import Seen
 from tacit.privacy.sampling import Poisson
+from tacit.privacy.shares import LEAST_SHARE, lengthened
 from tacit.privacy.steps import round_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
 NoiseAt = Literal["server", "clients"]
-LEAST_SHARE = 16.0
-"""Least standard deviation of a client's share of the noise, in grid units."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ class ClientLevel(Mechanism):
         grid = self.grid(state, bound.dimension)
         if self.noise_at == "server" or not drawn:
             return Bounding(bound, grid)
-        share = self.std(grid) / math.sqrt(drawn)
+        share = self.shared_std(grid, bound.dimension) / math.sqrt(drawn)
         if share < LEAST_SHARE:
             raise UserError(
                 f"privacy.noise_at: noise {self.noise:g} in {drawn:,} shares is too little to be added in "
@@ -129,6 +125,10 @@ class ClientLevel(Mechanism):
         """Standard deviation of the noise on a sum, in the grid's units."""
         return self.sum_noise * grid.radius
 
+    def shared_std(self, grid: Grid, dimension: int) -> float:
+        """The same where it is made in shares, for a sum of so many coordinates."""
+        return self.std(grid) * lengthened(grid.radius, dimension) / grid.radius
+
     def release(
         self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
     ) -> tuple[Vectors, State]:
@@ -140,14 +140,16 @@ class ClientLevel(Mechanism):
         expected = self.expected(workload.population)
         if not self.sums_integers:
             return {name: vector.div_(expected) for name, vector in total.items()}, state
-        missing = 1.0
-        if self.noise_at == "clients" and arrivals.drawn:
-            missing = 1 - arrivals.arrived / arrivals.drawn
-        grid = self.grid(state, sum(vector.numel() for vector in total.values()))
+        dimension = sum(vector.numel() for vector in total.values())
+        grid = self.grid(state, dimension)
+        std = self.std(grid)
+        if self.noise_at == "clients":
+            missing = 1 - arrivals.arrived / arrivals.drawn if arrivals.drawn else 1.0
+            std = self.shared_std(grid, dimension) * math.sqrt(missing)
         bits = self.bits(workload.seed, round, attempt, RELEASE)
         mean: Vectors = {}
         for name, vector in total.items():
-            add_rounded_gaussian_(vector, self.std(grid) * math.sqrt(missing), bits)
+            add_rounded_gaussian_(vector, std, bits)
             mean[name] = grid.decoded(vector, 1 / expected)
         return mean, state
 

@@ -39,11 +39,10 @@ from tacit.privacy.bits import Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.events import PoissonGaussian
 from tacit.privacy.gaussian import add_rounded_gaussian_
-from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Header, Part
 from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, Observer, State, Workload
 from tacit.privacy.mechanisms.client import ClientLevel
-from tacit.privacy.shares import LEAST_SHARE, lengthened
+from tacit.privacy.shares import LEAST_SHARE
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
@@ -63,6 +62,11 @@ class SecureSum(ClientLevel):
         super().__post_init__()
         if self.noise_at != "server":
             raise UserError("privacy.noise_at: under secure aggregation clients make the noise; leave it out")
+        if self.metrics is not None:
+            raise UserError(
+                "privacy.metrics: the server makes their noise, so it would see each client's own numbers; "
+                "leave them out under secure aggregation"
+            )
         if not 0 < self.threshold <= 1 or not self.colluding >= 0:
             raise UserError(
                 f"privacy.threshold {self.threshold:g} and privacy.colluding {self.colluding:g} are shares "
@@ -114,16 +118,12 @@ class SecureSum(ClientLevel):
 
     # --- noise ------------------------------------------------------------------------------------------
 
-    def sum_std(self, grid: Grid, dimension: int) -> float:
-        """Standard deviation, in units, of the noise of those who must stay: z·Δ."""
-        return self.noise * lengthened(grid.radius, dimension)
-
     def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding:
         bound = self.clip.bind(sizes, layout, self.clipping_norm(state))
         grid = self.grid(state, bound.dimension)
         if not drawn or not self.noise:
             return Bounding(bound, grid)
-        share = self.sum_std(grid, bound.dimension) / math.sqrt(self.threshold * drawn)
+        share = self.shared_std(grid, bound.dimension) / math.sqrt(self.threshold * drawn)
         if share < LEAST_SHARE:
             raise UserError(
                 f"privacy.noise {self.noise:g} in {drawn:,} shares is too little to be added in whole "
@@ -141,7 +141,7 @@ class SecureSum(ClientLevel):
         missing = arrivals.missing / arrivals.drawn if arrivals.drawn else 1.0
         dimension = sum(vector.numel() for vector in total.values())
         grid = self.grid(state, dimension)
-        std = self.sum_std(grid, dimension) * math.sqrt(missing / self.threshold)
+        std = self.shared_std(grid, dimension) * math.sqrt(missing / self.threshold)
         bits = self.bits(workload.seed, round, attempt, RELEASE)
         factor = 1 / self.expected(workload.population)
         mean: Vectors = {}
@@ -170,6 +170,7 @@ class SecureSum(ClientLevel):
             *plain.not_covered,
             "how many clients are in a cohort, and that a round was given up: each of its clients is told",
             "the server's own ledger, which names who took part in which round: it is for the server alone",
+            "whoever runs clients and server on one machine, as a simulation does: they could look anywhere",
         )
         return replace(plain, noise=noise, observers=(models,), not_covered=covered)
 

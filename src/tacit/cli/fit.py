@@ -1,0 +1,78 @@
+"""`tacit fit`: what a run needs in memory, before it is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from tacit.engine.footprint import Need
+
+
+def fit(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; recipes/ has examples.")],
+    overrides: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = [],  # noqa: B006
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Say what a worker and the server need in memory, by part, and what to change if it does not fit.
+
+    Nothing of the model's size is made: a network of many billions of parameters can be asked about on a
+    laptop.
+
+    - `tacit fit recipes/quickstart.yaml`
+
+    - `tacit fit recipes/quickstart.yaml --set model=vit-tiny --set local.batch=256`
+    """
+    from tacit.config import parse_overrides
+    from tacit.config.fit import fit as estimate
+    from tacit.config.sweep import load_one
+
+    found = estimate(load_one(file, parse_overrides(overrides)))
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "worker": {"parts": dict(found.worker.parts), "peak": found.worker.peak},
+                    "server": {"parts": dict(found.server.parts), "peak": found.server.peak},
+                    "workers": found.workers,
+                    "device": found.compute.device,
+                    "device_bytes": found.device_bytes,
+                    "host_bytes": found.host_bytes,
+                    "fits": found.fits,
+                    "advice": list(found.advice),
+                }
+            )
+        )
+        return
+    console = Console(highlight=False)
+    console.print(f"{found.parameters:,} parameters, of which {found.trained:,} are trained")
+    table = Table(box=None, pad_edge=False)
+    for title in ("GB", "a worker", "the server"):
+        table.add_column(title, justify="left" if title == "GB" else "right")
+    names = dict.fromkeys([*found.worker.parts, *found.server.parts])
+    for name in names:
+        table.add_row(name, _cell(found.worker, name), _cell(found.server, name))
+    table.add_row("[bold]at once[/bold]", _gb(found.worker.peak), _gb(found.server.peak))
+    console.print(table)
+    where = "the CPU" if found.compute.here else found.compute.device
+    each = "" if found.device_bytes is None else f", each device {_gb(found.device_bytes)} GB"
+    machine = f"this machine has {_gb(found.host_bytes)} GB{each}"
+    console.print(f"{found.workers} × a worker on {where}; {machine}")
+    console.print("[green]It fits.[/green]" if found.fits else "[red]It does not fit.[/red]")
+    for text in found.advice:
+        console.print(f"- {text}", markup=False)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _cell(need: Need, name: str) -> str:
+    return _gb(need.parts[name]) if name in need.parts else ""
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.3g}" if size >= 1e6 else f"{size / 1e9:.1g}" if size else "–"

@@ -1,0 +1,154 @@
+"""`tacit fit`: does a config fit into memory? Sizes by part, before anything large is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import nn
+
+from tacit import randomness
+from tacit.config.build import build_job, build_model
+from tacit.config.records import build_dataset
+from tacit.config.schema import Config
+from tacit.data import Batch, Dataset
+from tacit.engine import DirectoryStates, Job
+from tacit.engine.contract import Order
+from tacit.engine.device import Compute, DeviceSettings
+from tacit.engine.footprint import Need, parameter_bytes, played, server_need, worker_need
+from tacit.engine.kinds import cores, share
+from tacit.errors import UserError
+from tacit.optimizers import ServerOptimizer
+from tacit.privacy import ExampleLevel
+from tacit.vector import Layout
+
+TRIED = 8
+"""Batches that are looked at; the largest counts."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a run needs, where, and what there is."""
+
+    worker: Need
+    server: Need
+    workers: int
+    compute: Compute
+    device_bytes: int | None
+    """Memory of each accelerator; None without one, or where torch cannot tell."""
+    host_bytes: int
+    advice: tuple[str, ...]
+    parameters: int
+    trained: int
+
+    @property
+    def host_need(self) -> int:
+        return self.server.peak + (self.workers * self.worker.peak if self.compute.here else 0)
+
+    @property
+    def fits(self) -> bool:
+        there = self.device_bytes is None or self.worker.peak <= self.device_bytes
+        return there and self.host_need <= self.host_bytes
+
+
+def fit(config: Config, dataset: Dataset | None = None, model: nn.Module | None = None) -> Fit:
+    """Estimate the memory of a config's run; nothing of its model's size is allocated.
+
+    Activations are those of the largest of a few batches, so a longer record than these needs more.
+    """
+    settings = config.engine
+    if not isinstance(settings, DeviceSettings):
+        raise UserError("engine.kind: `fit` knows workers of this machine; leave it out, or set it to pool")
+    computes = settings.computes()
+    compute = computes[0]
+    config = _without_search(config)
+    dataset = dataset or build_dataset(config)
+    with torch.device("meta"):
+        empty = model if model is not None else build_model(config, dataset, weights=False)
+    with TemporaryDirectory() as folder:
+        job = build_job(config, Path(folder), empty, dataset)
+        held = played(job, DirectoryStates(Path(folder) / "small"), Order(0, 0.1))
+        batch = max(_batches(job), key=lambda b: sum(t.nbytes for t in b.values()))
+        worker = worker_need(empty, batch, job, compute, held)
+        server = _server(config, job)
+    asked = getattr(settings, "workers", 1)
+    workers = max(1, min(share(computes), config.cohort.size) if asked == "auto" else asked)
+    trained, _ = parameter_bytes(empty)
+    found = Fit(
+        worker, server, workers, compute, _device_bytes(compute), _host_bytes(), (),
+        sum(p.numel() for p in empty.parameters()), trained // 4,
+    )  # fmt: skip
+    return Fit(**{**vars(found), "advice": tuple(_advice(found, config, job))})
+
+
+def _without_search(config: Config) -> Config:
+    """Memory does not depend on how much noise there is; to find out how much takes seconds."""
+    privacy = config.privacy
+    if privacy is None or privacy.noise is not None:
+        return config
+    return config.model_copy(
+        update={"privacy": privacy.model_copy(update={"noise": 1.0, "epsilon": None, "entropy": "seed"})}
+    )
+
+
+def _batches(job: Job) -> Iterator[Batch]:
+    rng = randomness.generator(job.seed, "fit")
+    records = job.population.records
+    size = min(job.local.batch, len(records))
+    for _ in range(TRIED):
+        yield records.prepare(records.take(np.sort(rng.choice(len(records), size, replace=False))))
+
+
+def _server(config: Config, job: Job) -> Need:
+    layout = job.layout
+    theta = torch.empty(layout.shared, device="meta")
+    state = job.algorithm.init(theta, layout)
+    small = nn.Linear(8, 8, bias=False)
+    optimizer = ServerOptimizer(
+        config.server.optimizer, torch.zeros(64), Layout.of(small), config.server.lr, **config.server.options
+    )
+    optimizer.step(torch.ones(64))
+    tensors, _ = optimizer.state()
+    each = sum(t.numel() for t in tensors.values()) // 64
+    buffers = 0
+    if job.privacy is not None and hasattr(job.privacy, "matrix"):
+        buffers = 8 * sum(job.upload_sizes.values()) * 2
+    return server_need(job, state, job.algorithm.message(state), 4 * each * layout.shared, buffers)
+
+
+def _device_bytes(compute: Compute) -> int | None:
+    if compute.kind != "cuda":
+        return None
+    _, total = torch.cuda.mem_get_info(compute.device)
+    return int(total)
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _advice(found: Fit, config: Config, job: Job) -> Iterator[str]:
+    """What to change, the most effective first; nothing if it fits."""
+    if found.fits:
+        return
+    need, parts = found.worker.peak, found.worker.parts
+    if found.compute.here and found.workers > 1:
+        yield f"engine.workers: {max(1, found.workers // 2)} holds half as many models (now {found.workers})"
+    if parts["activations"] > need / 4:
+        if not found.compute.activation_checkpointing:
+            yield "engine.activation_checkpointing: true keeps one tensor for each layer"
+        if found.compute.precision == "float32":
+            yield "engine.precision: bf16 halves most activations"
+        if not isinstance(job.privacy, ExampleLevel):
+            yield f"local.batch: {max(1, job.local.batch // 2)} halves activations (now {job.local.batch})"
+    if 4 * found.trained > need / 8 and config.model.lora is None:
+        yield "model.lora: {rank: 8} trains, sends and noises a small part of it; the rest is frozen"
+    if parts["frozen parameters"] > need / 4 and config.model.frozen == "float32":
+        yield "model.frozen: bf16 halves the frozen parameters"
+    if found.compute.here and cores() > 0 and found.workers == 1:
+        yield "engine.device: an accelerator with more memory than this machine"

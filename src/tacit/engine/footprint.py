@@ -1,0 +1,237 @@
+"""What a worker and the server need in memory, before anything is trained.
+
+Nothing of the real model is ever allocated. Two small measurements and sizes make up the estimate:
+
+- *vectors*: the algorithm, with its bounding and its state, plays one client of a small network of the same
+  kind of job, while every tensor that comes and goes is counted. That gives how many vectors of the model's
+  length a worker holds when it computes a gradient, and at most. They grow with the model in proportion.
+- *activations*: one step of the real network on the shapes of a real batch, on torch's `meta` device, where
+  tensors have shapes and no memory; again everything that comes and goes is counted, backwards pass included.
+
+>>> with Live() as live:
+...     x = torch.zeros(1000)
+...     y = x + 1
+...     del x
+>>> live.now, live.peak
+(4000, 8000)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tacit.data import ArrayRecords, Batch, Population
+from tacit.engine.contract import Order, Visit
+from tacit.engine.device import Compute, forget_activations
+from tacit.engine.inprocess import InProcess
+from tacit.engine.states import ClientStates
+from tacit.engine.worker import Job
+from tacit.gradients.clipped import LITTLE, MUCH
+from tacit.gradients.plain import Descent, Losses, plain_gradient
+from tacit.privacy import ExampleLevel
+from tacit.vector import Flat, Vectors
+
+SMALL = 512
+"""The small network is a matrix of so many rows and columns: its activations are nothing beside it."""
+
+
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all tensors made under it, for as long as each lives."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now, self.peak = 0, 0
+        self._seen: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs or {})):
+            if isinstance(value, Tensor):
+                self._note(value, made=False)
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, Tensor):
+                self._note(value, made=True)
+        return out
+
+    def _note(self, tensor: Tensor, made: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._seen:
+            return
+        size = storage.nbytes() if made else 0  # what was there before is somebody else's
+        self._seen[key] = weakref.finalize(storage, self._gone, key, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._seen.pop(key, None)
+        self.now -= size
+
+
+@dataclass(frozen=True)
+class Held:
+    """Vectors of the model's length (as float32) that a worker holds."""
+
+    during: float
+    """While it computes a gradient, beside the parameters and their gradient."""
+    most: float
+    """At most, when the update is bounded and added."""
+    descends: bool
+    """Steps never write the gradient down as one vector."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes by part; `peak` is what is needed at once, which may be less than their sum."""
+
+    parts: Mapping[str, int]
+    peak: int
+
+
+class _Noting:
+    """A task that notes what is held whenever its losses are asked for.
+
+    On the class: whatever an object of a job remembers is taken from it before the next client.
+    """
+
+    live: Live
+    held: int
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        _Noting.held = max(_Noting.held, _Noting.live.now)
+        found: Tensor = model(batch["x"]).square().mean(1)
+        return found
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {}
+
+    def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return dict(sums)
+
+
+def played(job: Job, states: ClientStates, order: Order) -> Held:
+    """Let the job's algorithm play one client of a small network and count what it holds."""
+    live = Live()
+    task, _Noting.live, _Noting.held = _Noting(), live, 0
+    x = np.ones((4, SMALL), np.float32)
+    records = ArrayRecords(x, np.zeros(4, np.int64))
+    with torch.random.fork_rng(devices=[]):
+        model = nn.Sequential(nn.Linear(SMALL, SMALL, bias=False))
+    algorithm, public = job.algorithm, job.public[:0] if not len(job.public) else np.arange(4)
+    if algorithm.personal_part:
+        layers = {"body": nn.Linear(SMALL, SMALL, bias=False), "head": nn.Linear(SMALL, 4, bias=False)}
+        model = nn.Sequential(OrderedDict(layers))
+    small = replace(
+        job, model=model, task=task, population=Population(records, np.array([0, 4]), np.arange(4)),
+        test=records, algorithm=algorithm, states=states, probe=np.empty(0, np.int64), public=public,
+        augment=None, local=replace(job.local, batch=4, steps=2, epochs=None, seconds=None),
+        privacy=None if isinstance(job.privacy, ExampleLevel) else job.privacy, layers=False,
+    )  # fmt: skip
+    size = 4 * small.layout.size
+    theta = torch.zeros(small.layout.shared)
+    message = algorithm.message(algorithm.init(theta, small.layout))
+    descended = False
+    with live:
+        engine = InProcess(small)
+        worker = engine.worker
+        descent = worker._descent
+
+        def noted(*args: Any, **kwargs: Any) -> Tensor:
+            nonlocal descended
+            descended = True
+            assert descent is not None
+            return descent(*args, **kwargs)
+
+        if descent is not None:
+            worker._descent = noted  # type: ignore[assignment]
+        bounding = None
+        if small.privacy is not None:
+            bounding = small.privacy.bounding(
+                small.privacy.init(), small.upload_sizes, small.layout, order.steps or 1
+            )
+        engine.sum(replace(order, bounding=bounding), message, [Visit(0)])
+        engine.close()
+    descended &= not isinstance(job.privacy, ExampleLevel)
+    return Held((_Noting.held - 2 * size) / size, (live.peak - 2 * size) / size, descended)
+
+
+def step_bytes(model: nn.Module, batch: Batch, losses: Losses, compute: Compute, descends: bool) -> int:
+    """The most that one plain step on `batch` adds to what is there before, on the `meta` device."""
+    flat = Flat(model)
+    if compute.activation_checkpointing:
+        forget_activations(model)
+    there = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=compute.precision == "bf16")
+    with Live() as live, torch.enable_grad(), autocast:
+        if descends:
+            Descent(flat)(there, losses, 0.0)
+        else:
+            plain_gradient(flat, there, losses)
+    return int(live.peak)
+
+
+def clipped_bytes(plain: int, records: int, alone: bool) -> int:
+    """The most that a clipped gradient adds: batches are cut so that book-keeping has the room of a plain
+    step, within limits; see `tacit.gradients.clipped`.
+    """
+    each = plain // max(records, 1)
+    if alone:
+        return 2 * each
+    return max(each, min(MUCH, max(LITTLE, plain * 5 // 4), 2 * plain))
+
+
+def parameter_bytes(model: nn.Module) -> tuple[int, int]:
+    """Of trained parameters, as float32, and of frozen ones and buffers, as they are."""
+    trained = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+    return trained, frozen + sum(b.nbytes for b in model.buffers())
+
+
+def worker_need(model: nn.Module, batch: Batch, job: Job, compute: Compute, vectors: Held) -> Need:
+    """Of one worker, for a step on `batch`. `model` is on the `meta` device."""
+    trained, frozen = parameter_bytes(model)
+    plain = step_bytes(model, batch, job.task.losses, compute, vectors.descends)
+    if isinstance(job.privacy, ExampleLevel):
+        records = len(next(iter(batch.values())))
+        activations = clipped_bytes(plain, records, compute.precision == "bf16")
+        noise = 0 if compute.here else 8 * trained // 4
+    else:
+        activations, noise = plain, 0
+    during, most = int(vectors.during * trained), int(vectors.most * trained)
+    # On the host, pages of a gradient that is never written are never there.
+    gradient = 0 if vectors.descends and compute.here else trained
+    base = trained + gradient + frozen
+    parts = {
+        "parameters": trained,
+        "frozen parameters": frozen,
+        "gradient": gradient,
+        "message, updates and sums": max(during, most),
+        "activations": activations,
+        "noise": noise,
+    }
+    return Need(parts, base + max(during + activations + noise, most))
+
+
+def server_need(job: Job, state: Vectors, message: Vectors, optimizer: int, noise: int) -> Need:
+    """Of the process that holds the server: vectors by what they are for."""
+    held = 4 * sum(v.numel() for v in state.values())
+    sums = sum(job.sum_dtype.itemsize * size for size in job.upload_sizes.values())
+    parts = {
+        "state": held,
+        "optimizer": optimizer,
+        "sums": sums,
+        "mean update": 4 * sum(job.upload_sizes.values()),
+        "noise": noise,
+        "checkpoint": held + optimizer,
+    }
+    return Need(parts, sum(parts.values()) - min(parts["mean update"], parts["checkpoint"]))

@@ -1,0 +1,602 @@
+"""The engine that shares clients out among the machines of a Ray cluster.
+
+Each worker is a Ray actor with one resident model (`tacit.engine.ray_worker`). The job is pickled once; its
+large buffers, and each round's message, are put into Ray's object store once and reach every machine once.
+Shards go out in order, two to a worker, and are added in order, so the sum is the in-process engine's bit for
+bit, wherever the processors are the same.
+
+Machines may leave and join
+---------------------------
+Ray never repeats anything by itself here: what is played a second time under a guarantee may have to be paid
+for a second time, so `before_replay` hears of it first. A worker that is lost is killed, in case it is only
+unreachable; its shards go to the front of the queue, for those who live, and a new worker is asked for in the
+background. What a lost worker may still write goes to a version of client state that nobody will name. A
+shard that is lost three times, or ten minutes without any worker, end the run in one line, with every round
+before it saved. With `workers: auto` there are as many as the cluster has room for, also when it grows.
+"""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from tacit.engine import shared
+from tacit.engine.contract import (
+    SHARD,
+    SHARDS,
+    Order,
+    Progress,
+    Replay,
+    Report,
+    Tune,
+    Visit,
+    free,
+    ignore,
+    shards,
+)
+from tacit.engine.device import DeviceSettings
+from tacit.engine.kinds import Threads, cores
+from tacit.engine.ray_cluster import Cluster, import_ray, one_line
+from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker, joined, software
+from tacit.engine.states import NONE, DirectoryStates
+from tacit.engine.worker import ClientError, Job
+from tacit.errors import UserError
+from tacit.vector import Vectors
+
+QUEUE = 2
+"""Tasks a worker holds at once, so that it never waits for its next one."""
+AHEAD = 4
+"""Shards for each worker that may be out or wait to be added, counted from the one that is next."""
+LARGE, GROUP = 1 << 20, 1 << 26
+"""Bytes: smaller buffers are each worker's own; larger ones are shared by machine, in groups of this size."""
+SEEN = ".seen-"
+"""How the file's name begins by which a worker shows that it sees the run's folder."""
+SERVER = "all machines of the Ray cluster, and whoever administers it, count as the server"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, in seconds, and how often to try."""
+
+    nobody: float = 600.0
+    """Without any worker."""
+    look: float = 10.0
+    """Between two looks at what the cluster has room for."""
+    settle: float = 30.0
+    """At the start, for the other workers, once the first is there."""
+    least: float = 300.0
+    times: float = 20.0
+    """A task may take so many times the longest one of its kind before, and `least` in any case."""
+    losses: int = 3
+    """Of one shard, or of workers that could not start, in a row."""
+
+
+class RaySettings(DeviceSettings):
+    """`engine: {kind: ray}`: clients shared out among the machines of a Ray cluster."""
+
+    kind: Literal["ray"] = "ray"
+    address: Annotated[str, Field(pattern=r"^(auto|local|[^\s/]+:\d+)$")] = "auto"
+    """A cluster's HOST:PORT; `local` starts one for this run, on this machine; `auto` takes the one that
+    RAY_ADDRESS names or that runs here, and else starts one.
+    """
+    workers: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = "auto"
+    """`auto`: as many as the cluster has room for, also when it grows."""
+    threads: Threads = 1
+    """Of each worker, which is also how many processors it takes of the cluster's."""
+    gpus: Annotated[float, Field(ge=0)] = 0
+    """Of each worker, which sees no others; half of one is 0.5."""
+    state: Literal["auto", "shared", "carried"] = "auto"
+    """Client state: in the run's folder, which every machine sees (`shared`), or sent along with each visit
+    (`carried`). `auto`: the one or the other, as each machine can.
+    """
+    isa: Literal["same", "avx2", "any"] = "same"
+    """Processors that differ change results in their last bits: refuse those (`same`), hold all of them to
+    AVX2, or take any and say so.
+    """
+    insecure: bool = False
+    """Use a cluster that lets in whoever reaches it."""
+    wait: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds without any worker after which the run is given up (saved, to be resumed)."""
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Ray:
+        return Ray(job, message, cohort, self, before_replay, Patience(nobody=self.wait))
+
+
+@dataclass
+class _Task:
+    turn: int
+    index: int
+    kind: str
+    visits: list[Visit]
+    rest: tuple[Any, ...] = ()
+    losses: int = 0
+
+
+@dataclass
+class _Actor:
+    handle: Any
+    pending: Any
+    """The answer that it owes before it is of use; None when it is."""
+    number: int
+    node: str = "a machine that did not answer"
+    facts: Mapping[str, Any] | None = None
+    carried: bool = False
+    tasks: deque[tuple[_Task, Any, Any]] = field(default_factory=deque)
+    """Sent and not yet answered, with the references to answer and sum; the first is being done."""
+    since: float = 0.0
+
+
+class Ray:
+    """Workers on a Ray cluster. Start it once a run; close it at the end."""
+
+    def __init__(
+        self,
+        job: Job,
+        message: Vectors,
+        cohort: int,
+        settings: RaySettings | None = None,
+        before_replay: Replay = free,
+        patience: Patience | None = None,
+    ) -> None:
+        """`message` is an example of what will be sent: its names and lengths are fixed for the run."""
+        self._settings, self._patience = settings or RaySettings(), patience or Patience()
+        self._job, self._before_replay = job, before_replay
+        self._cohort = max(cohort, 1)
+        self._total = job.empty_sums()
+        self._message_size = sum(vector.numel() * vector.element_size() for vector in message.values())
+        self._actors: list[_Actor] = []
+        device = self._settings.model_dump(include=set(DeviceSettings.model_fields))
+        self._device = DeviceSettings(**device)
+        self._born = self._lost = self._replayed = self._failures = 0
+        self._turn = 0
+        self._first: _Actor | None = None
+        self._excluded: set[str] = set()
+        self._longest: dict[str, float] = {}
+        self._waiting: list[int] = []
+        self._settled = False
+        self._token: Path | None = None
+        self._data: list[Any] | None = None
+        self._seconds = (0.0, 0.0)
+        self._met = self._looked = self._woke = time.monotonic()
+        self._wanted = 1
+        self.notes: list[str] = []
+        """For whoever starts the run."""
+        self.remarks: tuple[str, ...] = ()
+        """For the statement of what is guaranteed."""
+        self._ray = import_ray()
+        self._cluster = Cluster(self._ray)
+        self._errors: type[Exception] = self._ray.exceptions.RayError
+        try:
+            self._body, self._large = self._pickled()
+            here, conf = self._workers_here(), self._settings
+            self._cluster.open(conf.address, here * conf.threads, here * conf.gpus, self._store_size())
+            if not self._cluster.started:
+                self.remarks = (SERVER,)
+            self._class = self._ray.remote(RayWorker)
+            self._write_token()
+            self._top_up()
+            self._settle()
+        except self._errors as error:
+            self.close()
+            raise UserError(f"engine: the Ray cluster failed ({one_line(error)})") from None
+        except BaseException:
+            self.close()
+            raise
+
+    # --- the job --------------------------------------------------------------------------------------------
+
+    def _pickled(self) -> tuple[bytes, list[memoryview]]:
+        """The job as workers get it, and its large buffers as they lie in memory."""
+        job = self._job
+        frozen = [p for p in job.model.parameters() if not p.requires_grad]
+        # A copy: parameters that are views of one vector would each be pickled with all of it. Frozen ones
+        # are read where they are.
+        model = deepcopy(job.model, {id(p): p for p in frozen})
+        states = job.states
+        if isinstance(states, DirectoryStates):
+            states = DirectoryStates(states.root.resolve())  # a worker has another current folder
+        return shared.dump_apart(replace(job, model=model, states=states), LARGE)
+
+    def _put(self) -> list[Any]:
+        """The job in the object store: once, when the first worker has been found fit to have it."""
+        if self._data is None:
+            groups: list[list[memoryview]] = []
+            for buffer in self._large:
+                if not groups or sum(b.nbytes for b in groups[-1]) + buffer.nbytes > GROUP:
+                    groups.append([])
+                groups[-1].append(buffer)
+            lengths = [[buffer.nbytes for buffer in group] for group in groups]
+            self._data = [self._ray.put((shared.import_path(), self._body, lengths))]
+            self._data += [self._ray.put(joined(group)) for group in groups]
+            self._large = []
+        return self._data
+
+    def _write_token(self) -> None:
+        """A file in the run's folder, by which a worker shows that it sees the folder."""
+        states = self._job.states
+        if self._settings.state == "carried" or not isinstance(states, DirectoryStates):
+            return
+        root = states.root.resolve()
+        self._secret = secrets.token_hex(16)
+        try:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            for left in root.parent.glob(f"{SEEN}*"):  # of a run that was killed: nobody else has the folder
+                left.unlink(missing_ok=True)
+            self._token = root.parent / f"{SEEN}{self._secret}"
+            self._token.write_text(self._secret, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{root.parent}: cannot be written ({error.strerror})") from None
+
+    def _workers_here(self) -> int:
+        """Workers of a cluster that is started for this run."""
+        if self._settings.workers != "auto":
+            return self._settings.workers
+        return max(1, min(cores() // self._settings.threads, self._cohort))
+
+    def _store_size(self) -> int:
+        """Bytes of the object store of a cluster started for this run: all that lies there at once."""
+        sums = sum(total.numel() * total.element_size() for total in self._total.values())
+        job = len(self._body) + sum(buffer.nbytes for buffer in self._large)
+        return 2 * job + 4 * self._message_size + 2 * (AHEAD * self._workers_here() + 2) * sums + (128 << 20)
+
+    # --- the engine's contract ------------------------------------------------------------------------------
+
+    def sum(
+        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+    ) -> tuple[Vectors, list[Report]]:
+        begin = time.monotonic()
+        totals: Arrays = {}
+        for name, total in self._total.items():
+            totals[name] = total.zero_().numpy()
+        reports: list[Report] = []
+        parts = shards(visits, self._job.population.sizes)
+        tasks = [_Task(self._turn + 1, i, "sum", part, (order,)) for i, part in enumerate(parts)]
+        for answer, sums in self._in_order(message, tasks):
+            for name, out in totals.items():
+                np.add(out, sums[name], out=out)
+            reports += answer
+            progress(len(reports))
+        self._seconds = time.monotonic() - begin, sum(report.seconds for report in reports)
+        return self._total, reports
+
+    def evaluate(self, message: Vectors) -> dict[str, float]:
+        tasks = [_Task(self._turn + 1, i, "evaluate", [], (i,)) for i in range(self._job.chunks)]
+        return self._job.summarise([answer for answer, _ in self._in_order(message, tasks)])
+
+    def evaluate_clients(
+        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+    ) -> list[dict[str, float]]:
+        tasks = [_Task(self._turn + 1, i, "client", [visit], (tune,)) for i, visit in enumerate(visits)]
+        parts = [answer for answer, _ in self._in_order(message, tasks)]
+        return [self._job.task.summarise(part) for part in parts if part]
+
+    def facts(self) -> dict[str, float]:
+        """Plain values for a round's record."""
+        wall, busy = self._seconds
+        live = sum(actor.pending is None for actor in self._actors)
+        return {
+            "workers": live,
+            "workers_lost": self._lost,
+            "shards_replayed": self._replayed,
+            "workers_busy": round(busy / (wall * live), 3) if wall and live else 0.0,
+        }
+
+    def close(self) -> None:
+        for actor in self._actors:
+            self._kill(actor)
+        self._actors, self._data, self._first = [], None, None
+        self._cluster.close()
+        if self._token is not None:
+            self._token.unlink(missing_ok=True)
+            self._token = None
+
+    # --- tasks ----------------------------------------------------------------------------------------------
+
+    def _in_order(self, message: Vectors, tasks: list[_Task]) -> Iterator[tuple[Any, Arrays]]:
+        """Each task's answer and sum, in the tasks' order, whoever did it."""
+        self._turn += 1
+        sent = self._ray.put({name: v.detach().cpu().numpy() for name, v in message.items()})
+        self._waiting = list(range(len(tasks)))  # a heap: what was lost comes first again
+        done: dict[int, tuple[Any, Arrays]] = {}
+        added = 0
+        while added < len(tasks):
+            try:
+                self._hand_out(tasks, sent, added)
+                done.update(self._answers())
+                self._look_after()
+            except self._errors as error:
+                raise UserError(
+                    f"engine: the Ray cluster failed ({one_line(error)}); mend that, then `tacit resume`"
+                ) from None
+            while added in done:
+                yield done.pop(added)
+                added += 1
+
+    def _answers(self) -> dict[int, tuple[Any, Arrays]]:
+        """What came in, by task; waits for something to happen."""
+        found = {}
+        for actor in self._ready():
+            if actor.pending is not None:
+                self._admit(actor)
+            elif (received := self._received(actor)) is not None:
+                task, answer, sums = received
+                if task.turn == self._turn:  # else of a call that an error has ended
+                    found[task.index] = answer, sums
+        return found
+
+    def _hand_out(self, tasks: list[_Task], sent: Any, added: int) -> None:
+        live = [actor for actor in self._actors if actor.pending is None]
+        limit = added + AHEAD * max(len(live), 1)
+        for depth in range(QUEUE):  # everyone has one before anyone has two
+            for actor in live:
+                if len(actor.tasks) <= depth and self._waiting and self._waiting[0] < limit:
+                    self._give(actor, tasks[heapq.heappop(self._waiting)], sent)
+
+    def _give(self, actor: _Actor, task: _Task, sent: Any) -> None:
+        if not actor.tasks:
+            actor.since = time.monotonic()
+        states = self._states_of(task.visits) if actor.carried else {}
+        visits = [task.visits] if task.kind == "sum" else task.visits
+        rest = (*task.rest, *visits) if task.kind == "sum" else (*visits, *task.rest)
+        answer, sums = actor.handle.play.options(num_returns=2).remote(
+            task.turn, sent, task.kind, states, *rest
+        )
+        actor.tasks.append((task, answer, sums))
+
+    def _states_of(self, visits: Sequence[Visit]) -> Carried:
+        load = self._job.states.load
+        return {
+            visit.client: {visit.state: {n: v.numpy() for n, v in load(visit.client, visit.state).items()}}
+            for visit in visits
+            if visit.state != NONE
+        }
+
+    def _ready(self) -> list[_Actor]:
+        """Wait for something to happen: workers that have answered, or are lost, or have come."""
+        owed = {a.pending if a.pending is not None else a.tasks[0][2]: a for a in self._owing()}
+        if not owed:
+            time.sleep(0.1)
+            return []
+        # The sum is waited for, not the answer: that brings it to this machine meanwhile.
+        ready, _ = self._ray.wait(list(owed), num_returns=1, timeout=1.0)
+        return [owed[ref] for ref in ready]
+
+    def _owing(self) -> list[_Actor]:
+        return [actor for actor in self._actors if actor.pending is not None or actor.tasks]
+
+    def _received(self, actor: _Actor) -> tuple[_Task, Any, Arrays] | None:
+        """What a worker has answered; None if that cannot be had and the worker was given up."""
+        task, answer, sums = actor.tasks[0]
+        try:
+            (kind, told), arrays = self._ray.get([answer, sums], timeout=self._patience.least)
+        except self._errors as error:
+            self._lose(actor, one_line(error))
+            return None
+        if kind == "lost":
+            self._lose(actor, told)
+            return None
+        actor.tasks.popleft()
+        now = time.monotonic()
+        self._longest[task.kind] = max(self._longest.get(task.kind, 0.0), now - actor.since)
+        actor.since = now
+        if task.turn == self._turn:
+            self._raise(kind, told)
+        elif kind != "answer":
+            return None
+        plain, made = told
+        for client, versions in made.items():
+            for version, state in versions.items():
+                vectors = {name: torch.from_numpy(v.copy()) for name, v in state.items()}
+                self._job.states.save(client, version, vectors)
+        return task, plain, arrays
+
+    @staticmethod
+    def _raise(kind: str, told: Any) -> None:
+        if kind == "refused":
+            raise UserError(told)
+        if kind == "error":
+            raise ClientError(told)
+
+    # --- workers --------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Wait for the first worker, and a little for the others, so that what must be refused is refused
+        before the run begins.
+        """
+        while True:
+            self._answers()
+            self._look_after()
+            live = [actor for actor in self._actors if actor.pending is None]
+            if live and len(live) == len(self._actors):
+                break
+            if live and time.monotonic() - live[0].since > self._patience.settle:
+                break
+        self._settled = True
+
+    def _top_up(self) -> None:
+        """Ask for workers until there are as many as wanted; what is asked for comes when it can."""
+        self._looked = time.monotonic()
+        wanted = self._settings.workers
+        self._wanted = wanted if wanted != "auto" else self._room()
+        idle = [actor for actor in self._actors if actor.pending is not None and actor.facts is None]
+        for actor in idle[: max(len(self._actors) - self._wanted, 0)]:  # their machine has gone
+            self._kill(actor)
+            self._actors.remove(actor)
+        while len(self._actors) < self._wanted:
+            self._actors.append(self._create())
+
+    def _room(self) -> int:
+        """Workers that the cluster's machines have room for, but no more than there are shards."""
+        settings, room = self._settings, 0
+        for node in self._ray.nodes():
+            if node["Alive"] and node["NodeID"] not in self._excluded:
+                by_cpu = int(node["Resources"].get("CPU", 0)) // settings.threads
+                by_gpu = int(node["Resources"].get("GPU", 0) / settings.gpus) if settings.gpus else by_cpu
+                room += min(by_cpu, by_gpu)
+        return max(1, min(room, self._cohort, max(SHARDS, self._cohort // SHARD)))
+
+    def _create(self) -> _Actor:
+        settings = self._settings
+        pinned = {name: str(settings.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        options: dict[str, Any] = {
+            "num_cpus": settings.threads,
+            "num_gpus": settings.gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": pinned | (AVX2 if settings.isa == "avx2" else {})},
+        }
+        if self._excluded:
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(self._excluded))})"}
+        handle = self._class.options(**options).remote(settings.threads)
+        self._born += 1
+        token = None if self._token is None else str(self._token)
+        return _Actor(handle, handle.ready.remote(token), self._born, since=time.monotonic())
+
+    def _admit(self, actor: _Actor) -> None:
+        """A worker has said what it is, or that it has the job."""
+        try:
+            told = self._ray.get(actor.pending, timeout=self._patience.least)
+        except self._errors as error:
+            self._fail_to_start(actor, one_line(error))
+            return
+        if actor.facts is None:
+            actor.facts, actor.node = told, told["host"]
+            if self._accepts(actor):
+                actor.carried = not self._sees(actor)
+                actor.pending = actor.handle.start.remote(self._device, actor.carried, *self._put())
+            return
+        kind, why = told
+        if kind == "lost":
+            self._fail_to_start(actor, why)
+            return
+        self._raise(kind, why)
+        actor.pending = None
+        self._failures, actor.since = 0, time.monotonic()
+
+    def _accepts(self, actor: _Actor) -> bool:
+        """Whether a worker may have the job. At the start of a run others are refused; later, passed over."""
+        why = self._unfit(actor)
+        if why is None:
+            self._first = self._first or actor
+            return True
+        if not self._settled:
+            raise UserError(why)
+        assert actor.facts is not None
+        self._excluded.add(actor.facts["node"])
+        self._kill(actor)
+        self._actors.remove(actor)
+        self.notes.append(f"not used: {why}")
+        self._top_up()
+        return False
+
+    def _unfit(self, actor: _Actor) -> str | None:
+        facts, first, settings = actor.facts, self._first, self._settings
+        assert facts is not None
+        if not (facts["authenticated"] or settings.insecure):
+            return (
+                f"engine: {actor.node} is of a Ray cluster without authentication, where whoever reaches a "
+                "port can run code; start it with RAY_AUTH_MODE=token, or set engine.insecure: true"
+            )
+        for name, here in software().items():
+            if facts[name] != here:
+                return (
+                    f"engine: {actor.node} has {name} {facts[name]} where this machine has {here}; install "
+                    "the same everywhere"
+                )
+        if settings.state == "shared" and not self._sees(actor):
+            return (
+                f"engine.state: {actor.node} does not see this run's folder; put it on a file system that "
+                "all machines share, or set engine.state: carried"
+            )
+        if first is not None and first.facts is not None and facts["processor"] != first.facts["processor"]:
+            differ = (
+                f"{actor.node} has another processor than {first.node} ({facts['processor']}; "
+                f"{first.facts['processor']}), which changes results in their last bits"
+            )
+            if settings.isa != "any":
+                ways = "avx2 or any" if settings.isa == "same" else "any"
+                return f"engine.isa: {differ}; use equal machines, or set engine.isa: {ways}"
+            if differ not in self.notes:
+                self.notes.append(differ)
+        return None
+
+    def _sees(self, actor: _Actor) -> bool:
+        assert actor.facts is not None
+        return self._token is not None and actor.facts["seen"] == self._secret
+
+    def _fail_to_start(self, actor: _Actor, why: str) -> None:
+        self._kill(actor)
+        self._actors.remove(actor)
+        self._failures += 1
+        if self._failures >= self._patience.losses:
+            raise UserError(
+                f"engine: workers cannot start on the Ray cluster ({why}); mend that, then resume"
+            )
+        self._top_up()
+
+    def _look_after(self) -> None:
+        """Give up who hangs, ask for whoever is missing, and say so if nobody is left."""
+        now = time.monotonic()
+        if now - self._woke > 10.0:  # this process itself was stopped for a while, or was at other work
+            self._met = now
+            for actor in self._actors:
+                actor.since = now
+        self._woke = now
+        for actor in list(self._actors):
+            if actor.tasks and now - actor.since > self._deadline(actor.tasks[0][0].kind):
+                self._lose(actor, "took far longer than any before")
+        if any(actor.pending is None for actor in self._actors):
+            self._met = now
+        elif now - self._met > self._patience.nobody:
+            passed_over = f" ({self.notes[-1]})" if self._excluded else ""
+            raise UserError(
+                f"engine: no worker of the Ray cluster was to be had for {self._patience.nobody:g} seconds"
+                f"{passed_over}; see `ray status`, then `tacit resume`, here or on another cluster"
+            )
+        if now - self._looked > self._patience.look:
+            self._top_up()
+
+    def _deadline(self, kind: str) -> float:
+        """Seconds that a task of this kind may take: none are known before the first has ended."""
+        known = self._longest.get(kind)
+        return np.inf if known is None else max(self._patience.least, self._patience.times * known)
+
+    def _lose(self, actor: _Actor, why: str) -> None:
+        """Give a worker up. All that it was given may have been done, whatever came of it."""
+        self._kill(actor)
+        self._actors.remove(actor)
+        self._lost += 1
+        tasks = [task for task, _, _ in actor.tasks if task.turn == self._turn]
+        if tasks:
+            tasks[0].losses += 1
+            if tasks[0].losses >= self._patience.losses:
+                raise UserError(
+                    f"engine: a shard was lost {tasks[0].losses} times, the last time on {actor.node} "
+                    f"({why}); try a smaller batch or larger machines, then `tacit resume`"
+                )
+        again = [visit for task in tasks if task.kind == "sum" for visit in task.visits]
+        if again:
+            self._before_replay(again)
+        for task in tasks:
+            if task.kind == "sum":
+                task.visits = [visit._replace(replay=visit.replay + 1) for visit in task.visits]
+                self._replayed += 1
+            heapq.heappush(self._waiting, task.index)
+        self._top_up()
+
+    def _kill(self, actor: _Actor) -> None:
+        with suppress(Exception):  # it, or Ray itself, has ended already
+            self._ray.kill(actor.handle, no_restart=True)

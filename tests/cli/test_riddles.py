@@ -1,0 +1,172 @@
+"""No traceback, no riddle: every mistake is one line that says what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cli import GOOD
+from test_cli import tacit as cli
+from torch import nn
+
+import tacit
+from conftest import blobs
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    return lambda *arguments: cli(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def one_line(answer: tuple[int, str, str]) -> str:
+    code, _, err = answer
+    assert code == 2, err
+    assert len(err.strip().splitlines()) == 1 and "Traceback" not in err, err
+    return err
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-1", 0.1), ("5E2", 500.0), ("-1e3", -1000.0), (".5e1", 5.0)])
+def test_a_number_is_a_number_in_every_key(text, value) -> None:
+    from tacit.config.loading import parse_overrides
+
+    assert parse_overrides([f"a={text}"]) == {"a": value}
+    Path("c.yaml").write_text(GOOD.replace("lr: 0.1", "lr: 1e-1") + "method: {name: fedprox, mu: 1e-2}\n")
+    config = tacit.load("c.yaml")
+    assert config.local.lr == 0.1 and config.method.options == {"mu": 0.01}
+    assert parse_overrides(["a=1e", "b=e1", "c=1e2x"]) == {"a": "1e", "b": "e1", "c": "1e2x"}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "rounds=99999999999999999999",
+        "engine.workers=1000",
+        "engine.threads=100000",
+        "rounds=0",
+        "cohort=1e99",
+    ],
+)
+def test_absurd_numbers_are_answered_at_once(command, setting) -> None:
+    Path("c.yaml").write_text(GOOD)
+    assert setting.split("=")[0] in one_line(command("run", "c.yaml", "--set", setting, "--out", "run"))
+    assert not Path("run").exists()
+
+
+def test_damaged_and_missing_files_of_a_run_are_named(command) -> None:
+    Path("c.yaml").write_text(GOOD)
+    assert command("run", "c.yaml", "--out", "run")[0] == 0
+    metrics, config = Path("run/metrics.jsonl"), Path("run/config.yaml")
+    kept = metrics.read_bytes(), config.read_bytes()
+    metrics.write_bytes(b"{broken\n" + kept[0])
+    for arguments in (("compare", "run"), ("report", "run")):
+        assert "metrics.jsonl: line 1" in one_line(command(*arguments))
+    metrics.unlink()
+    assert "none of these runs" in one_line(command("compare", "run"))
+    metrics.write_bytes(kept[0])
+    for damage in (b"{", b"- 1\n", b"\xff\xfe"):
+        config.write_bytes(damage)
+        for arguments in (("compare", "run"), ("report", "run"), ("resume", "run"), ("export", "run", "out")):
+            assert "config.yaml" in one_line(command(*arguments)), arguments
+
+
+def test_a_folder_that_cannot_be_written_is_named(command) -> None:
+    Path("c.yaml").write_text(GOOD)
+    Path("file").write_text("in the way")
+    assert "cannot be written" in one_line(command("run", "c.yaml", "--out", "file/run"))
+    assert command("run", "c.yaml", "--out", "run")[0] == 0
+    assert "file" in one_line(command("export", "run", "file/out"))
+
+
+def broken(**changes: object) -> tacit.Dataset:
+    return replace(blobs(), **changes)  # type: ignore[arg-type]
+
+
+ODD = [
+    (lambda d: tacit.ArrayRecords(d.x, d.y + 1), "labels run from 1 to 4, and 4 classes are 0 to 3"),
+    (lambda d: tacit.ArrayRecords(d.x, d.y - 1), "labels run from -1"),
+    (lambda d: tacit.ArrayRecords(d.x, d.y.astype(str)), "y holds <U21, not numbers; tacit.dataset"),
+    (lambda d: tacit.ArrayRecords(d.x.astype(np.float64), d.y), "float64"),
+    (lambda d: tacit.ArrayRecords(np.where(np.arange(len(d))[:, None, None, None] == 9, np.nan, d.x)
+                                  .astype(np.float32), d.y), "record 9 holds NaN"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), ODD)
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_odd_records_are_named_before_anything_starts(config, change, message, part) -> None:
+    data = blobs()
+    with pytest.raises(tacit.UserError, match=message):
+        tacit.run(config(), "run", dataset=replace(data, **{part: change(getattr(data, part))}))
+    assert not Path("run").exists()
+
+
+def test_a_data_set_without_a_test_set_says_so(config) -> None:
+    with pytest.raises(tacit.UserError, match="it has no test records"):
+        tacit.run(config(), "run", dataset=broken(test=None))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "has 3 outputs, and blobs has 4 classes"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(15, 4)), "cannot read a record of blobs"),
+        (nn.Embedding(10, 4), "cannot read a record of blobs"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_named(config, dataset, model, message) -> None:
+    with pytest.raises(tacit.UserError, match=message):
+        tacit.run(config(), "run", model=model, dataset=dataset)
+    assert not Path("run").exists()
+
+
+def test_the_command_and_the_package_show_what_they_have(command) -> None:
+    code, out, _ = command("--version")
+    assert code == 0 and out.strip() == tacit.__version__
+    code, out, _ = command("-h")
+    assert code == 0 and "board" in out and "report" in out
+    assert {"run", "resume", "dataset", "compare", "page", "test", "Task", "Tracker"} <= set(dir(tacit))
+    assert all(getattr(tacit, name) is not None for name in tacit.__all__)
+    done = subprocess.run(
+        [sys.executable, "-m", "tacit", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == tacit.__version__
+
+
+def test_compare_and_report_from_python(config, dataset) -> None:
+    for seed in (0, 1):
+        tacit.run(config(rounds=1, seed=seed), f"runs/{seed}", dataset=dataset)
+    (row,) = tacit.compare("runs")
+    assert row["seeds"] == 2
+    assert tacit.page("runs", "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_plan_of_a_config_is_what_the_run_will_spend(command) -> None:
+    Path("c.yaml").write_text(GOOD + "privacy: {unit: client, clip: 0.2, epsilon: 3, delta: 1e-3}\n")
+    config = tacit.load("c.yaml")
+    planned = tacit.plan(config)
+    result = tacit.run(config, "run")
+    assert planned["epsilon"] == pytest.approx(result.last("epsilon"), rel=1e-6) and planned["epsilon"] <= 3
+    assert planned["noise"] == tacit.load("run/config.yaml").privacy.noise
+    d = sum(p.numel() for p in result.model.parameters())
+    assert planned["signal_to_noise"] == pytest.approx(4 / (planned["noise"] * d**0.5))
+    code, out, _ = command("plan", "c.yaml", "--set", "rounds=5")
+    assert code == 0 and "within the budget of 3" in out and "whole clients" in out
+    assert "no `privacy` section" in one_line(command("plan", "c.yaml", "--set", "privacy=null"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> None:
+    from tacit.algorithms import FedAvg
+
+    class Refuses(FedAvg):
+        def client(self, msg, memory, work):
+            raise tacit.UserError("feature 7 is empty; fill it in")
+
+    with pytest.raises(
+        tacit.UserError, match=r"client \d+, round 0, step 0: feature 7 is empty; fill it in$"
+    ):
+        tacit.run(config(engine__workers=workers), "run", dataset=dataset, algorithm=Refuses())

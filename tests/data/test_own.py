@@ -1,0 +1,444 @@
+"""Data and models that people already have: any object, any table, any class of one's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_cli import tacit as cli
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import tacit
+from tacit import tasks
+from tacit.data.table import Format, read_table
+
+ROWS = [
+    {
+        "age": 20 + n,
+        "pay": 1.5 * n,
+        "job": ("vet", "cook", "tailor")[n % 3],
+        "who": f"p{n % 5}",
+        "note": f"no {n}",
+    }
+    for n in range(60)
+]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    return lambda *arguments: cli(*arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def sources() -> dict[str, Any]:
+    import datasets
+    import pandas
+
+    found = {
+        "rows": ROWS,
+        "columns": {key: [row[key] for row in ROWS] for key in ROWS[0]},
+        "pandas": pandas.DataFrame(ROWS),
+        "datasets": datasets.Dataset.from_list(ROWS),
+    }
+    try:
+        import polars
+
+        found["polars"] = polars.DataFrame(ROWS)
+    except ImportError:
+        pass
+    return found
+
+
+def test_the_same_records_come_out_of_every_library() -> None:
+    """Each road must give the very same data set: values, classes, users, split."""
+    made = {
+        kind: tacit.dataset(source, features=["age", "pay"], label="job", user="who")
+        for kind, source in sources().items()
+    }
+    for kind, data in made.items():
+        assert (len(data.train), len(data.test), data.classes, data.shape) == (54, 6, 3, (2,)), kind
+        assert data.label_names == ("cook", "tailor", "vet"), kind
+        for record in (0, 17, 53):
+            batch = data.train.take(np.array([record]))
+            age = float(batch["x"][0, 0])
+            row = ROWS[int(age) - 20]
+            assert float(batch["x"][0, 1]) == row["pay"]
+            assert data.label_names[int(batch["y"][0])] == row["job"], kind
+            assert data.train.users[record] == row["who"], kind
+        assert np.array_equal(data.train.x, made["rows"].train.x), kind
+
+
+def test_arrays_lists_and_torch_data_sets(config) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(80, 1, 4, 4)), rng.integers(1, 5, 80)  # float64, and classes from 1 on
+    data = tacit.dataset((x, y), user=[n % 8 for n in range(80)])
+    assert data.shape == (1, 4, 4) and data.classes == 4 and data.label_names == ("1", "2", "3", "4")
+    assert data.train.x.dtype == np.float32 and set(data.train.y) == {0, 1, 2, 3}
+    assert tacit.run(config(rounds=1), "a", dataset=data).finished
+    again = tacit.dataset(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)))
+    assert np.array_equal(again.train.x, data.train.x) and np.array_equal(again.train.y, data.train.y)
+    listed = tacit.dataset(([[1.0, 2.0], [3.0, 4.0]] * 5, ["no", "yes"] * 5), test=([[1.0, 2.0]], ["yes"]))
+    assert listed.shape == (2,) and listed.label_names == ("no", "yes") and listed.test.y.tolist() == [1]
+
+
+def test_classes_of_a_datasets_object_keep_their_names() -> None:
+    import datasets
+
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])}
+    )
+    source = datasets.Dataset.from_dict({"text": ["a", "b"] * 10, "label": [0, 1] * 10}, features=features)
+    data = tacit.dataset({"train": source, "test": source}, text="text", label="label", tokenizer="bytes")
+    assert data.label_names == ("neg", "pos") and len(data.test) == 20 and data.shape == (128,)
+
+
+BAD = [
+    ({"label": "nothing"}, "there is no column 'nothing'"),
+    ({}, "label: name the column"),
+    ({"label": "pay"}, "which is no class; set task: regression"),
+    ({"label": "job", "features": []}, "features, text or image .none is named"),
+    ({"label": "job", "text": "note"}, "not features and text together"),
+    ({"label": "job", "features": [], "text": "note"}, "tokenizer: texts need one"),
+    ({"label": "job", "features": ["note"]}, "row 0: column 'note' is 'no 0', not a number"),
+    ({"label": "job", "task": "guess"}, "'guess' is not one of classification"),
+    ({"label": "job", "user": "whom"}, "there is no column 'whom'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=lambda o: str(o)[:30])
+def test_mistakes_are_named(options, message) -> None:
+    with pytest.raises(tacit.UserError, match=message):
+        tacit.dataset(ROWS, test=ROWS, **{"features": ["age"], **options})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"age": float("nan")}, r"row 7: column 'age' is nan, not a finite number"),
+        ({"age": None}, r"row 7: column 'age' is missing"),
+        ({"job": None}, r"row 7: column 'job' is missing"),
+        ({"who": None}, r"row 7: column 'who' is missing; whose record"),
+        ({"job": 3}, "holds both numbers and words"),
+    ],
+)
+def test_a_bad_row_is_named_or_skipped(row, message) -> None:
+    rows = [{**r, **row} if n == 7 else r for n, r in enumerate(ROWS)]
+    ask = {"features": ["age"], "label": "job", "user": "who", "test": ROWS}
+    with pytest.raises(tacit.UserError, match=message):
+        tacit.dataset(rows, **ask)
+    if "both" not in message:
+        data = tacit.dataset(rows, on_bad="skip", **ask)
+        assert len(data.train) == 59 and "1 bad rows left out" in data.origin
+
+
+def test_a_class_that_was_never_trained_is_named() -> None:
+    with pytest.raises(tacit.UserError, match="class 'spy' is in no training record; known: cook"):
+        tacit.dataset(ROWS, test=[{**ROWS[0], "job": "spy"}], features=["age"], label="job")
+
+
+def test_pictures_from_files_and_a_broken_one_among_many(tmp_path) -> None:
+    from PIL import Image
+
+    files = []
+    for n in range(12):
+        file = tmp_path / f"{n}.png"
+        Image.fromarray(np.full((6, 5), 20 * n, np.uint8)).save(file)
+        files.append(str(file))
+    rows = {"file": files, "kind": ["a", "b"] * 6}
+    data = tacit.dataset(rows, image="file", label="kind")
+    assert data.shape == (1, 6, 5) and data.train.x.dtype == np.uint8
+    assert tacit.dataset(rows, image="file", label="kind", size=8).shape == (1, 8, 8)
+    Path(files[4]).write_bytes(b"not a picture")
+    with pytest.raises(tacit.UserError, match=r"image: row \d: '.*4\.png' cannot be read as a picture"):
+        tacit.dataset(rows, image="file", label="kind")
+    assert len(tacit.dataset(rows, image="file", label="kind", on_bad="skip").train) in (10, 11)
+
+
+# --- tasks --------------------------------------------------------------------------------------------------
+
+
+def linear(inputs: int, outputs: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs)
+
+
+def test_regression_learns_a_line(config) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 3))
+    y = x @ np.array([1.0, -2.0, 0.5]) + 3
+    data = tacit.dataset((x, y), task="regression")
+    assert data.classes == 1 and data.train.labels is None
+    settings = config(rounds=30, local__lr=0.05, data__partition={"kind": "iid", "clients": 12})
+    result = tacit.run(settings, "run", dataset=data, model=linear(3, 1))
+    assert result.last("rmse") < 0.05 and result.best() == result.best("rmse") <= result.last("rmse")
+
+
+def test_several_labels_at_once(config) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 4))
+    names = [[name for name, on in zip("abcd", row > 0, strict=True) if on] for row in x]
+    data = tacit.dataset({"x": list(x), "tags": names}, features=["x"], label="tags", task="multi-label")
+    assert data.classes == 4 and data.label_names == ("a", "b", "c", "d")
+    settings = config(rounds=20, local__lr=1.0, data__partition={"kind": "iid", "clients": 12})
+    result = tacit.run(settings, "run", dataset=data, model=linear(4, 4))
+    assert result.last("f1") > 0.95 and 0.8 < result.last("exact") <= 1
+
+
+def test_a_class_for_each_token(config) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 10, (200, 6))
+    y = np.where(x % 2 == 0, 0, 1)
+    y[:, -1] = -100
+    data = tacit.dataset((x, y), task="token-classification")
+    settings = config(rounds=12, local__lr=2.0, data__partition={"kind": "iid", "clients": 12})
+    result = tacit.run(
+        settings, "run", dataset=data, model=nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))
+    )
+    assert result.last("accuracy") > 0.95
+
+
+@pytest.mark.parametrize("name", ["regression", "multi-label", "token-classification"])
+def test_losses_are_of_each_record_alone(name) -> None:
+    """Changing one record must leave every other record's loss as it is, bit for bit."""
+    task = tasks.build(name)
+    torch.manual_seed(0)
+    x, y = {
+        "regression": (torch.randn(5, 3), torch.randn(5)),
+        "multi-label": (torch.randn(5, 3), (torch.randn(5, 2) > 0).float()),
+        "token-classification": (torch.randn(5, 4, 3), torch.randint(0, 2, (5, 4))),
+    }[name]
+    model = linear(3, 1 if name == "regression" else 2)
+    before = task.losses(model, {"x": x, "y": y})
+    other = x.clone()
+    other[2] += 1
+    after = task.losses(model, {"x": other, "y": y})
+    assert before.shape == (5,)
+    assert (before == after).tolist() == [True, True, False, True, True]
+    whole = task.evaluate(model, {"x": x, "y": y})
+    halves = [task.evaluate(model, {"x": x[a], "y": y[a]}) for a in (slice(0, 2), slice(2, 5))]
+    for key, value in whole.items():
+        assert float(value) == pytest.approx(sum(float(half[key]) for half in halves), rel=1e-6)
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_read_as_declared(tmp_path) -> None:
+    file = tmp_path / "people.csv"
+    file.write_bytes("name;age\nNA;3\nnull;-\nJosé;5\n".encode("latin-1"))
+    columns = read_table(file, Format(";", "latin-1", ("-",)))
+    assert list(columns.values["name"]) == ["NA", "null", "José"], "a person called NA keeps the name"
+    assert list(columns.values["age"]) == ["3", None, "5"]
+    assert columns.where(2) == f"{file}, line 4"
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind) -> None:
+    import pandas
+
+    frame, file = pandas.DataFrame(ROWS), tmp_path / f"t.{kind}"
+    match kind:
+        case "csv":
+            frame.to_csv(file, index=False)
+        case "tsv":
+            frame.to_csv(file, index=False, sep="\t")
+        case "parquet":
+            frame.to_parquet(file)
+        case _:
+            frame.to_json(file, orient="records", lines=kind == "jsonl")
+    data = tacit.dataset(read_table(file, Format()), features=["age", "pay"], label="job", user="who")
+    same = tacit.dataset(ROWS, features=["age", "pay"], label="job", user="who")
+    assert np.array_equal(data.train.x, same.train.x) and np.array_equal(data.train.y, same.train.y)
+    assert data.train.users.tolist() == same.train.users.tolist()
+
+
+TABLE = """\
+rounds: 1
+data:
+  name: table
+  path: people.csv
+  features: [age, pay]
+  label: job
+  user: who
+  partition: {kind: natural}
+model: {name: mlp, hidden: [4]}
+cohort: 2
+local: {steps: 1, batch: 5, lr: 0.1}
+engine: {workers: 0}
+"""
+
+
+def test_a_table_by_name_in_a_config(command) -> None:
+    import pandas
+
+    pandas.DataFrame(ROWS).to_csv("people.csv", index=False)
+    Path("c.yaml").write_text(TABLE)
+    code, out, err = command("run", "c.yaml", "--out", "run")
+    assert code == 0, err
+    assert json.loads(Path("run/labels.json").read_text()) == ["cook", "tailor", "vet"]
+    code, out, _ = command("data", "c.yaml")
+    assert code == 0 and "tailor" in out and "p3" in out, "classes and clients by their names"
+    text = Path("people.csv").read_text().splitlines()
+    text[9] = text[9].replace(text[9].split(",")[0], "old", 1)
+    Path("people.csv").write_text("\n".join(text) + "\n")
+    code, _, err = command("run", "c.yaml", "--out", "other")
+    assert code == 2 and "people.csv, line 10: column 'age' is 'old', not a number" in err
+    assert not Path("other").exists() and len(err.splitlines()) == 1
+    Path("people.csv").write_text("\n".join([*text[:4], "1,2"]) + "\n")
+    code, _, err = command("run", "c.yaml", "--out", "other")
+    assert code == 2 and "people.csv, line 5: 2 values where the first line names 5 columns" in err
+    code, _, err = command("run", "c.yaml", "--set", "data.encoding=nonsense")
+    assert code == 2 and "nonsense" in err
+
+
+# --- by import path -----------------------------------------------------------------------------------------
+
+MODULE = """
+from dataclasses import dataclass
+import numpy as np
+from torch import nn
+import tacit
+from tacit.algorithms import FedAvg
+from tacit.tasks import Classification
+
+class Net(nn.Module):
+    def __init__(self, shape, classes, width=4):
+        super().__init__()
+        inputs = int(np.prod(shape))
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.Linear(width, classes))
+    def forward(self, x):
+        return self.layers(x)
+
+def records(count=60):
+    rng = np.random.default_rng(0)
+    return tacit.dataset((rng.normal(size=(count, 3)), rng.integers(0, 2, count)))
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    pull: float = 0.5
+
+class Own(Classification):
+    pass
+"""
+IMPORTS = """\
+rounds: 1
+data: {import: "mymodule:records", options: {count: 80}, partition: {kind: iid, clients: 8}}
+model: {import: "mymodule:Net", width: 6}
+method: {import: "mymodule:Mine", pull: 0.25}
+task: {import: "mymodule:Own"}
+cohort: 4
+local: {steps: 1, batch: 5, lr: 0.1}
+"""
+
+
+@pytest.mark.slow
+def test_everything_of_ones_own_by_import_path(tmp_path) -> None:
+    """As a person would: a file beside the config, the command started there, two workers."""
+    (tmp_path / "mymodule.py").write_text(MODULE)
+    (tmp_path / "c.yaml").write_text(IMPORTS)
+    start = [sys.executable, "-m", "tacit", "run", "c.yaml", "--out", "run", "--set", "engine.workers=2"]
+    done = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    saved = tacit.load(tmp_path / "run" / "config.yaml")
+    assert saved.model.name == "import:mymodule:Net" and saved.model.options == {"width": 6}
+    again = [sys.executable, "-m", "tacit", "resume", "run"]
+    done = subprocess.run(again, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("mymodule:Net", "mymodule:Nett", "model.import: mymodule has no 'Nett'"),
+        ("mymodule:Net", "nomodule:Net", "model.import: 'nomodule' cannot be imported"),
+        ("mymodule:Net", "mymodule", "model.import: write it as module:name"),
+        ("width: 6", "breadth: 6", "unexpected keyword argument 'breadth'"),
+        ("mymodule:records", "mymodule:Own", "data"),
+        ("mymodule:Mine", "mymodule:Own", "method"),
+        ("mymodule:Net", "mymodule:Own", "model"),
+    ],
+)
+def test_wrong_import_paths_are_one_line(command, old, new, message, monkeypatch) -> None:
+    Path("mymodule.py").write_text(MODULE)
+    Path("c.yaml").write_text(IMPORTS.replace(old, new) + "engine: {workers: 0}\n")
+    sys.modules.pop("mymodule", None)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    code, _, err = command("run", "c.yaml", "--out", "run")
+    assert code == 2 and message in err and len(err.strip().splitlines()) == 1, err
+    sys.modules.pop("mymodule", None)
+
+
+# --- exports ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_ones_own_is_exported_with_a_card(config, dataset) -> None:
+    from safetensors.torch import load_file
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
+    privacy = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
+    result = tacit.run(config(rounds=1, privacy=privacy), "run", model=model, dataset=dataset)
+    with pytest.raises(tacit.UserError, match=r"tacit\.export\('run', model=Sequential\(\)\)"):
+        tacit.export("run", "out", dataset=dataset)
+    tacit.export("run", "out", model=model, dataset=dataset)
+    saved = load_file("out/model.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in result.model.state_dict().items())
+    card = Path("out/README.md").read_text()
+    assert tacit.statement("run").summary() in card and "Not covered" in card and "load_file" in card
+
+
+@pytest.mark.slow
+def test_an_adapter_loads_by_name_alone_somewhere_else(tmp_path) -> None:
+    """peft's AutoPeftModel in another process and folder, without a network; classes have their names."""
+    from tacit.models import hub
+
+    torch.manual_seed(4)
+    roberta = {"model_type": "roberta", "vocab_size": 300, "hidden_size": 8, "num_hidden_layers": 1,
+               "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 40,
+               "pad_token_id": 1, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # fmt: skip
+    for labels in (5, 3):  # a base with another head, and one with the same
+        folder = tmp_path / str(labels)
+        hub.from_config(roberta, (9,), labels).save_pretrained(folder / "base")
+        data = tacit.dataset(ROWS, text="note", label="job", tokenizer="bytes", max_length=16)
+        config = tacit.load({
+            "rounds": 1, "data": {"name": "notes", "partition": {"kind": "iid", "clients": 6}},
+            "model": {"hub": str(folder / "base"), "lora": {"rank": 2}}, "cohort": 3,
+            "local": {"steps": 1, "batch": 4, "lr": 0.1}, "engine": {"workers": 0},
+        })  # fmt: skip
+        result = tacit.run(config, folder / "run", dataset=data)
+        tacit.export(folder / "run", folder / "out", dataset=data)
+        saved = json.loads((folder / "out" / "adapter_config.json").read_text())
+        own = folder / "out" / "base" if labels == 5 else folder / "base"
+        assert saved["base_model_name_or_path"] == str(own.resolve())
+        ids = torch.arange(10).reshape(1, 10) + 3
+        code = f"""
+            import torch
+            from peft import AutoPeftModelForSequenceClassification as Auto
+            model = Auto.from_pretrained({str(folder / "out")!r}).eval()
+            ids = torch.arange(10).reshape(1, 10) + 3
+            with torch.no_grad():
+                answer = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            torch.save((answer, model.config.id2label if {labels} == 5 else None), {str(folder / "a.pt")!r})
+        """
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        import os
+
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], cwd=elsewhere, env=environment,
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        theirs, names = torch.load(folder / "a.pt")
+        with torch.no_grad():
+            ours = result.model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        assert torch.equal(ours, theirs)
+        assert names in (None, {0: "cook", 1: "tailor", 2: "vet"})
+        assert "AutoPeftModelForSequenceClassification" in (folder / "out" / "README.md").read_text()

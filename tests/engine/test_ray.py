@@ -1,0 +1,487 @@
+"""The Ray engine: the same bits as in process, whoever is killed, leaves or joins; and nothing left behind.
+
+One cluster serves the whole file: a head with two processors, to which tests add machines. It listens on
+loopback and wants a token, like the ones that a run starts for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tacit
+from conftest import blobs
+from methods_small import configured, memories, play
+from tacit.algorithms import Algorithm, FedAvg
+from tacit.config.build import build_job
+from tacit.engine import ClientError, InProcess, Order, RaySettings, Visit
+from tacit.engine import ray as engine_ray
+from tacit.engine.ray import SERVER, Patience, Ray, _Actor
+from tacit.engine.ray_cluster import LEFTOVER, remove_leftovers
+from tacit.engine.ray_worker import CarriedStates, RayWorker, processor, software
+from tacit.engine.states import DirectoryStates
+from tacit.federation.statements import read_ledger
+from tacit.vector import Vectors, read_values
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+KILLS = int(os.environ.get("TACIT_RAY_KILLS", "3"))
+"""Workers killed at random moments."""
+IMPATIENT = Patience(nobody=240.0, look=0.5, settle=30.0, least=8.0, times=3.0)
+TWO = RaySettings(workers=2)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray._private import ray_constants, utils
+    from ray.cluster_utils import Cluster
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_AUTH_TOKEN", os.environ.get("RAY_AUTH_TOKEN", secrets.token_hex(32)))
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # loopback
+    from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
+
+    patch.setenv("RAY_AUTH_MODE", "token")  # for its end to be undone
+    patch.delenv("RAY_AUTH_MODE")
+    enable_token_auth_by_default()
+    patch.setattr(utils, "write_ray_address", lambda *_: None)  # nobody else is to find it
+    folder = Path(f"/tmp/{LEFTOVER}{os.getpid()}-tests")
+    head = {"num_cpus": 2, "object_store_memory": 150 << 20, "include_dashboard": False}
+    here = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": str(folder)})
+    try:
+        ray.init(address=here.address, log_to_driver=False, logging_level="ERROR")
+        yield here
+    finally:
+        ray.shutdown()
+        here.shutdown()
+        patch.undo()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def vectors(folder: Path, round: int) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    found: dict[str, torch.Tensor] = load_file(folder / "checkpoint" / f"{round:06d}" / "state.safetensors")
+    return found
+
+
+def same(a: Vectors, b: Vectors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def told(result: tacit.Result) -> list[dict[str, Any]]:
+    """What a run recorded, but for what depends on where it ran."""
+    place = {"seconds", "workers", "workers_lost", "shards_replayed", "workers_busy"}
+    return [{k: v for k, v in record.items() if k not in place} for record in result.metrics]
+
+
+@pytest.mark.parametrize(
+    ("method", "state"),
+    [("fedavg", "auto"), ("scaffold", "shared"), ("dp2-fedsam", "carried"), ("dp-fedadamw", "auto")],
+)
+def test_the_same_bits_as_in_process(cluster: Any, method: str, state: str) -> None:
+    config = configured(method, {"evaluate.clients": 3, "data.holdout": 0.25})
+    here = play(config, "here")
+    there = play(config, "there", engine=RaySettings(workers=2, state=state))
+    assert told(there.result) == told(here.result)
+    assert same(there.state(2), here.state(2))
+    kept, expected = memories(Path("there")), memories(Path("here"))
+    assert all(same(kept[client], expected[client]) for client in expected)
+    assert any(expected.values()) == (state != "auto"), "only these two keep anything"
+    assert there.result.metrics[-1]["workers"] == 2
+    assert not list(Path("there").glob(".seen-*"))
+
+
+# --- workers are lost -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slow(Algorithm):
+    """Averages gradients, slowly, and ends its own process when a file says so."""
+
+    trap: str = ""
+
+    def client(self, msg: Any, memory: Any, work: Any) -> Any:
+        y = work.load(msg["theta"])
+        for lr in work.steps():
+            y.sub_(work.gradient(), alpha=lr)
+            time.sleep(0.05)
+        trap = Path(self.trap)
+        if self.trap and trap.exists() and (trap.read_text() == "always" or _mine(trap)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"delta": y - msg["theta"]}, {"count": memory.get("count", torch.zeros(1)) + 1}
+
+
+def _mine(trap: Path) -> bool:
+    try:
+        trap.rename(trap.with_name(f"sprung-{os.getpid()}"))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def settings(rounds: int = 3, **overrides: Any) -> tacit.Config:
+    values = {
+        "rounds": rounds,
+        "data": {"name": "x", "partition": {"kind": "iid", "clients": 12}},
+        "model": {"name": "logistic"},
+        "cohort": 6,
+        "local": {"steps": 2, "batch": 4, "lr": 0.1},
+        "engine": {"workers": 0},
+    }
+    return tacit.load(values, {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+VISITS = [Visit(client) for client in range(12)]
+
+
+@dataclass
+class Opened:
+    engine: Ray
+    message: Vectors
+    expected: torch.Tensor
+    replayed: list[Visit]
+
+    def sum(self) -> None:
+        """Once more the same round: the same bits, every client once."""
+        total, reports = self.engine.sum(Order(0, 0.1, 2), self.message, VISITS)
+        assert torch.equal(total["delta"], self.expected)
+        assert sorted(report.client for report in reports) == list(range(12))
+
+    def pids(self) -> list[int]:
+        return [a.facts["pid"] for a in self.engine._actors if a.facts is not None and a.pending is None]
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Play on until something holds: workers come while there is work."""
+        end = time.monotonic() + 200
+        while not holds():
+            assert time.monotonic() < end
+            self.sum()
+
+
+@pytest.fixture(scope="class")
+def opened(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    folder = tmp_path_factory.mktemp("ray")
+    job = build_job(settings(), folder, None, blobs(48), Slow())
+    message = {"theta": read_values(job.model, job.layout).clone()}
+    plain = InProcess(job)
+    expected = plain.sum(Order(0, 0.1, 2), message, VISITS)[0]["delta"].clone()
+    plain.close()
+    replayed: list[Visit] = []
+    engine = Ray(job, message, 12, RaySettings(), replayed.extend, IMPATIENT)
+    yield Opened(engine, message, expected, replayed)
+    engine.close()
+
+
+class TestOneEngine:
+    """Its two workers have the head's two processors; it is closed before others want them."""
+
+    def test_workers_killed_at_random_moments(self, opened: Opened) -> None:
+        opened.sum()
+        slowest = 0.0
+        for seed in range(KILLS):
+            rng = random.Random(seed)
+            opened.until(lambda: len(opened.pids()) == 2)
+            before, victim = opened.engine.facts()["workers_lost"], rng.choice(opened.pids())
+            opened.replayed.clear()
+            how = signal.SIGSTOP if seed == 1 else signal.SIGKILL  # one hangs instead
+            threading.Timer(rng.uniform(0.0, 0.8), os.kill, (victim, how)).start()
+            while opened.engine.facts()["workers_lost"] == before:
+                begin = time.monotonic()
+                opened.sum()
+            slowest = max(slowest, time.monotonic() - begin)
+            played = [visit.client for visit in opened.replayed]
+            assert 0 < len(played) <= 2, "what it had, and nothing else"
+            assert all(visit.replay == 0 for visit in opened.replayed)
+        print(f"{KILLS} workers lost; the slowest round with one took {slowest:.1f} s")
+
+    def test_evaluation_survives_a_killed_worker(self, opened: Opened) -> None:
+        opened.until(lambda: len(opened.pids()) == 2)
+        message = opened.message
+        whole, each = opened.engine.evaluate(message), opened.engine.evaluate_clients(message, VISITS)
+        opened.replayed.clear()
+        os.kill(opened.pids()[0], signal.SIGKILL)
+        assert opened.engine.evaluate(message) == whole
+        assert opened.engine.evaluate_clients(message, VISITS) == each
+        assert not opened.replayed
+
+    def test_a_machine_joins_and_is_taken_away(self, opened: Opened, cluster: Any) -> None:
+        opened.until(lambda: len(opened.pids()) == 2)
+        machine = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        opened.until(lambda: len(opened.pids()) == 3)
+        opened.sum()
+        lost = opened.engine.facts()["workers_lost"]
+        threading.Timer(0.3, cluster.remove_node, (machine, False)).start()
+        while opened.engine.facts()["workers_lost"] == lost:
+            opened.sum()
+        opened.sum()
+        assert len(opened.pids()) == 2
+
+
+def test_a_shard_lost_three_times_ends_the_run_in_one_line_and_it_resumes_elsewhere(
+    cluster: Any, tmp_path: Path
+) -> None:
+    trap, whole = tmp_path / "trap", Slow("")
+    reference = tacit.run(settings(), "reference", dataset=blobs(48), algorithm=whole)
+
+    class Spring(tacit.Tracker):
+        def round(self, record: Any) -> None:
+            trap.write_text("always")
+
+    with pytest.raises(
+        tacit.UserError, match=f"lost 3 times, the last time on {os.uname().nodename}"
+    ) as said:
+        tacit.run(
+            settings(), "run", dataset=blobs(48), algorithm=Slow(str(trap)), engine=TWO, trackers=[Spring()]
+        )
+    assert "\n" not in str(said.value)
+    trap.unlink()
+    result = tacit.resume("run", dataset=blobs(48), algorithm=Slow(str(trap)))
+    assert result.finished
+    assert same(vectors(Path("run"), 3), vectors(Path("reference"), 3))
+    assert told(result)[0] == told(reference)[0]
+
+
+def test_without_a_worker_it_says_so(cluster: Any) -> None:
+    """More processors than any machine has: nobody will ever come."""
+    with pytest.raises(tacit.UserError, match=r"no worker of the Ray cluster was to be had for 1 seconds"):
+        tacit.run(settings(), "run", dataset=blobs(48), engine=RaySettings(workers=1, threads=64, wait=1.0))
+
+
+def test_clients_that_release_are_charged_again_and_the_statement_says_who_is_the_server(
+    cluster: Any, tmp_path: Path
+) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text("once")
+    privacy = {"unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
+    config = settings(2, privacy=privacy)
+    tacit.run(config, "run", dataset=blobs(48), algorithm=Slow(str(trap)), engine=RaySettings(workers=1))
+    assert not trap.exists()
+    charges = read_ledger(Path("run")).charges
+    assert [charge.round for charge in charges] == [0, 0, 1]
+    first, again = ({c for part in charge.parts for c in part.clients} for charge in charges[:2])
+    assert again < first
+    assert SERVER in tacit.statement("run").text()
+    assert SERVER in json.loads(Path("run/statement.json").read_text())["text"]
+    resumed = tacit.resume("run", rounds=3, dataset=blobs(48), algorithm=Slow(str(trap)))
+    assert resumed.finished
+    assert SERVER in tacit.statement("run").text(), "what was played there stays so"
+
+
+# --- hostile code -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Writer(FedAvg):
+    """Writes to what the server sent, after it has trained honestly."""
+
+    def client(self, msg: Vectors, memory: Vectors, work: Any) -> tuple[Vectors, Vectors]:
+        upload, _ = super().client(msg, memory, work)
+        msg["theta"].numpy()[:] += 100
+        return upload, {}
+
+
+def test_writing_to_the_message_is_told(cluster: Any) -> None:
+    with pytest.raises(ClientError, match=r"client \d+, round 0, .* wrote to the message's 'theta'"):
+        tacit.run(settings(), "run", dataset=blobs(48), algorithm=Writer(), engine=RaySettings(workers=1))
+    assert not [p for p in Path("run").iterdir() if p.name.startswith(".seen")]
+
+
+# --- a cluster of one's own -------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+sys.path[:0] = [{tests!r}, {tests!r} + '/support', {here!r}]
+from test_ray import Slow, blobs, settings, tacit
+tacit.run(settings(4, local__steps=4), "run", dataset=blobs(48), algorithm=Slow(""),
+          engine=tacit.engine.RaySettings(address="local", workers=2))
+"""
+
+
+def test_a_killed_driver_leaves_nothing_running_and_its_run_resumes(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    code = PROGRAM.format(tests=str(here.parent), here=str(here))
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    mark = f"{LEFTOVER}{process.pid}-"
+    try:
+        first = tmp_path / "run" / "checkpoint" / "000001"
+        _wait(lambda: first.exists() or process.poll() is not None)
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        listening = _listening(_of(mark) | {process.pid})
+        assert listening, "Ray listens somewhere"
+        assert {address for address, _ in listening} == {"127.0.0.1"}
+    finally:
+        process.kill()
+        process.wait()
+    _wait(lambda: not _of(mark))
+    assert list(Path("/tmp").glob(f"{mark}*")), "killed, it could not clean up"
+    remove_leftovers()
+    assert not list(Path("/tmp").glob(f"{mark}*"))
+    resumed = tacit.resume(tmp_path / "run", dataset=blobs(48), algorithm=Slow(""))
+    assert resumed.finished
+    config = settings(4, local__steps=4)
+    tacit.run(config, "reference", dataset=blobs(48), algorithm=Slow(""))
+    assert same(vectors(tmp_path / "run", 4), vectors(Path("reference"), 4))
+
+
+def test_a_run_that_ends_leaves_nothing(tmp_path: Path) -> None:
+    before = {p.name for p in Path("/dev/shm").iterdir()}
+    code = PROGRAM.format(tests=str(Path(__file__).parent.parent), here=str(Path(__file__).parent))
+    home = {**os.environ, "HOME": str(tmp_path)}
+    home.pop("RAY_AUTH_TOKEN", None)
+    done = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=home, stderr=subprocess.PIPE, text=True
+    )
+    _, err = done.communicate(timeout=400)
+    assert done.returncode == 0, err
+    mark = f"{LEFTOVER}{done.pid}-"
+    assert not _of(mark)
+    assert not list(Path("/tmp").glob(f"{mark}*"))
+    assert {p.name for p in Path("/dev/shm").iterdir() if p.name.startswith("plasma")} <= before
+    assert [p.name for p in tmp_path.iterdir()] == ["run"], "no token in the home"
+    assert not list((tmp_path / "run").glob(".seen-*"))
+
+
+def _wait(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def _of(mark: str) -> set[int]:
+    """Processes that know of a cluster's folder, by their arguments or surroundings."""
+    found = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+        except OSError:
+            continue
+        if mark.encode() in text:
+            found.add(int(place.name))
+    return found
+
+
+def _listening(pids: set[int]) -> set[tuple[str, int]]:
+    """Addresses and ports on which these processes listen."""
+    inodes = set()
+    for pid in pids:
+        for handle in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = str(handle.readlink())
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            parts = line.split()
+            if parts[3] == "0A" and parts[9] in inodes:
+                address, port = parts[1].split(":")
+                raw = bytes.fromhex(address)[::-1] if len(address) == 8 else bytes.fromhex(address)[-4:][::-1]
+                mapped = len(address) == 8 or address[16:24] == "FFFF0000"
+                found.add((".".join(map(str, raw)) if mapped else address, int(port, 16)))
+    return found
+
+
+# --- without a cluster ------------------------------------------------------------------------------------
+
+
+def facts(**others: Any) -> dict[str, Any]:
+    known = {"authenticated": True, "seen": None, "processor": "x AVX2", "node": "n", "pid": 1, "host": "far"}
+    return {**known, **software(), **others}
+
+
+def unfit(engine: RaySettings, told: dict[str, Any], first: dict[str, Any] | None = None) -> str | None:
+    judge = Ray.__new__(Ray)
+    judge._settings, judge._token, judge.notes = engine, None, []
+    judge._first = _Actor(None, None, 0, "near", first) if first else None
+    why = judge._unfit(_Actor(None, None, 1, "far", told))
+    return why or "".join(judge.notes) or None
+
+
+def test_a_machine_that_would_give_other_results_is_named() -> None:
+    assert unfit(RaySettings(), facts(), facts()) is None
+    assert "far has torch 1.0" in str(unfit(RaySettings(), facts(torch="1.0")))
+    assert "far has tacit 0" in str(unfit(RaySettings(isa="any"), facts(tacit="0")))
+    other = facts(processor="y AVX512")
+    assert "engine.isa: avx2 or any" in str(unfit(RaySettings(), other, facts()))
+    assert "set engine.isa: any" in str(unfit(RaySettings(isa="avx2"), other, facts()))
+    said = str(unfit(RaySettings(isa="any"), other, facts()))
+    assert said.startswith("far has another processor than near"), "used, and said"
+
+
+def test_a_cluster_without_authentication_or_a_folder_that_is_not_seen_is_refused() -> None:
+    assert "engine.insecure: true" in str(unfit(RaySettings(), facts(authenticated=False)))
+    assert unfit(RaySettings(insecure=True), facts(authenticated=False)) is None
+    assert "engine.state: carried" in str(unfit(RaySettings(state="shared"), facts()))
+    assert unfit(RaySettings(state="carried"), facts()) is None
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(tacit.UserError, match=r'pip install "tacit\[ray\]"'):
+        tacit.run(settings(), "run", dataset=blobs(48), engine=RaySettings())
+
+
+@pytest.mark.parametrize("address", ["here", "http://x/1", "host:port", "a b:1"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(tacit.UserError, match=r"engine\.(ray\.)?address|address"):
+        settings(engine={"kind": "ray", "address": address})
+
+
+def test_a_state_that_travels_is_the_state_that_stays(tmp_path: Path) -> None:
+    """What a worker hands over, saved by the driver, is byte for byte what it would have saved itself."""
+    state = {"c": torch.randn(5), "b": torch.arange(3.0)}
+    carried, kept = CarriedStates(), DirectoryStates(tmp_path)
+    carried.save(3, "1-0-0", state)
+    kept.save(3, "1-0-0", state)
+    made = carried.drain()
+    again = DirectoryStates(tmp_path / "driver")
+    again.save(3, "1-0-0", {n: torch.from_numpy(v) for n, v in made[3]["1-0-0"].items()})
+    assert again.digest(3, "1-0-0") == kept.digest(3, "1-0-0")
+    carried.fill(made)
+    loaded = carried.load(3, "1-0-0")
+    loaded["c"].zero_()
+    assert torch.equal(carried.load(3, "1-0-0")["c"], state["c"]), "a client's own copy"
+    assert not carried.drain()
+
+
+def test_small_arrays_are_a_workers_own_and_large_ones_are_apart() -> None:
+    from tacit.engine import shared
+    from tacit.engine.ray_worker import joined, split
+
+    small, large = np.arange(10.0), np.arange(500_000.0)
+    body, buffers = shared.dump_apart((small, large), engine_ray.LARGE)
+    assert [b.nbytes for b in buffers] == [large.nbytes]
+    again = split(joined([*buffers, memoryview(b"abc")]), [large.nbytes, 3])
+    a, b = shared.load_apart(body, again[:1])
+    a[0] = 7.0
+    assert np.array_equal(b, large)
+    assert small[0] == 0.0
+
+
+def test_a_worker_says_what_it_is() -> None:
+    worker = RayWorker(1)
+    assert worker._worker is None
+    assert processor() == processor()
+    assert set(software()) == {"tacit", "torch", "numpy"}

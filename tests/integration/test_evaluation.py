@@ -1,0 +1,153 @@
+"""What a run measures beside the test set: clients' own fine-tuning, the server's train loss, lost
+clients.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_cli import GOOD
+from test_cli import tacit as command
+from torch import nn
+
+import tacit
+from conftest import blobs
+from methods_small import configured, halves, play
+from tacit.config.build import build_probe
+from tacit.errors import UserError
+from tacit.report import compare
+from tacit.tasks import Classification
+
+OWN = {"data.holdout": 0.25, "evaluate.clients": 4, "rounds": 3, "local.batch": 3}
+
+
+def test_fine_tuning_is_measured_at_every_evaluation_and_changes_no_training() -> None:
+    plain = play(configured("fedavg", OWN), "plain")
+    tuned = play(configured("fedavg", OWN | {"evaluate.tune": {"epochs": 3, "lr": 0.5}}), "tuned")
+    assert torch.equal(plain.theta, tuned.theta), "nothing of it is sent"
+    for before, after in zip(plain.result.metrics, tuned.result.metrics, strict=True):
+        assert after["personal_loss"] == before["personal_loss"]
+        assert after["tuned_loss"] != after["personal_loss"]
+    again = play(
+        configured("fedavg", OWN | {"evaluate.tune": {"epochs": 3, "lr": 0.5, "momentum": 0.9}}), "more"
+    )
+    assert again.result.last("tuned_loss") != tuned.result.last("tuned_loss")
+
+
+def test_one_run_is_two_rows_of_a_table() -> None:
+    play(configured("fedavg", OWN | {"evaluate.tune": {"epochs": 3, "lr": 0.5}}), "run")
+    rows = compare.rows(compare.find_runs([Path("run")]))
+    assert [row.label for row in rows] == ["fedavg", "fedavg, tuned"]
+    metric = compare.judged_by(rows)
+    own = [row.own(metric) for row in rows]
+    recorded = rows[0].runs[0].metrics[-1]
+    assert [o.mean for o in own if o] == [recorded["personal_accuracy"], recorded["tuned_accuracy"]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_servers_train_loss_is_its_models_loss_on_training_records(workers: int) -> None:
+    config = configured("fedsam", {"evaluate.train": 20, "engine.workers": workers, "rounds": 2})
+    played = play(config, "run")
+    from methods_small import small
+
+    dataset = small()
+    model = halves()
+    from tacit.config.build import build_population
+
+    chosen = build_probe(config, build_population(config, dataset))
+    assert len(set(chosen.tolist())) == 20
+    for number in (1, 2):
+        vector = played.state(number)["theta"]
+        nn.utils.vector_to_parameters(vector, model.parameters())
+        batch = dataset.train.prepare(dataset.train.take(chosen))
+        expected = Classification().losses(model, batch).mean().item()
+        record = played.result.metrics[number - 1]
+        assert record["server_train_loss"] == pytest.approx(expected, rel=1e-5)
+        assert record["server_train_loss"] != record["train_loss"]
+
+
+def test_an_exact_train_loss_of_protected_records_is_refused() -> None:
+    config = configured("dp-fedavg", {"evaluate.train": 20})
+    play(config, "simulation")
+    assert config.privacy is not None
+    claimed = config.model_copy(update={"privacy": config.privacy.model_copy(update={"entropy": "os"})})
+    with pytest.raises(UserError, match=r"evaluate\.train: an exact loss on protected records"):
+        play(claimed, "claim")
+
+
+def test_deviation_of_update_norms_over_clients() -> None:
+    result = play(configured("fedavg"), "run").result
+    first = result.metrics[0]
+    assert 0 < first["update_norm_std"] < first["update_norm"]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_run_that_loses_most_of_its_clients_says_so(
+    form: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under a client's protection it goes on to its end; who started it must hear of it, then and at the
+    end.
+    """
+    file = tmp_path / "lost.yaml"
+    private = "privacy: {unit: client, clip: 0.2, noise: 1.0, delta: 1.0e-3}\n"
+    file.write_text(GOOD + private)
+    code, out, err = command(
+        "run", file, "--set", "local.lr=1.0e+30", "--out", "r", *form, monkeypatch=monkeypatch, capsys=capsys
+    )
+    assert code == 1, "nothing was learnt"
+    said = " ".join((out + err).split())
+    assert "round 1: all" in said and "clients sent infinities" in said
+    assert form or ("Nothing was learnt" in said and "Lower local.lr" in said)
+    metrics = [json.loads(line) for line in Path("r/metrics.jsonl").read_text().splitlines()]
+    assert all(len(m["skipped"]) > m["clients"] for m in metrics)
+
+
+def test_glue_metrics_by_brute_force() -> None:
+    rng = np.random.default_rng(0)
+    for classes, n in product((2, 3), (1, 17, 200)):
+        y, logits = rng.integers(0, classes, n), rng.normal(size=(n, classes)).astype(np.float32)
+        said = logits.argmax(1)
+        task = Classification(("matthews", "f1"))
+        parts = np.array_split(np.arange(n), 3)
+        sums: dict[str, float] = {}
+        for part in parts:
+            batch = {"x": torch.from_numpy(logits[part]), "y": torch.from_numpy(y[part])}
+            for name, value in task.evaluate(nn.Identity(), batch).items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        found = task.summarise(sums)
+        # The correlation of the indicator matrices of answers and truths, summed over the classes.
+        a, b = np.eye(classes)[said], np.eye(classes)[y]
+        cov = [(u - u.mean(0)) * (v - v.mean(0)) for u, v in ((a, b), (a, a), (b, b))]
+        xy, xx, yy = (c.sum() for c in cov)
+        assert found["matthews"] == pytest.approx(xy / np.sqrt(xx * yy) if xx * yy > 0 else 0.0, abs=1e-9)
+        each = []
+        for k in range(classes):
+            tp, fp, fn = (
+                ((said == k) & (y == k)).sum(),
+                ((said == k) & (y != k)).sum(),
+                ((said != k) & (y == k)).sum(),
+            )
+            each.append(2 * tp / (2 * tp + fp + fn) if tp + fp + fn else 0.0)
+        assert found["f1"] == pytest.approx(each[1] if classes == 2 else np.mean(each))
+
+
+def test_a_run_may_be_judged_by_matthews_correlation() -> None:
+    config = tacit.load(
+        {
+            "rounds": 1,
+            "data": {"name": "blobs", "partition": {"kind": "iid", "clients": 3}},
+            "model": "logistic",
+            "task": {"name": "classification", "metrics": ["matthews", "f1"]},
+            "cohort": 3,
+            "local": {"epochs": 1, "batch": 5, "lr": 0.1},
+        }
+    )
+    result = tacit.run(config, "run", dataset=blobs(60, classes=2))
+    assert -1 <= result.best() == result.last("matthews") <= 1
+    with pytest.raises(UserError, match="there is no 'mathews'"):
+        Classification(("mathews",))
