@@ -407,6 +407,8 @@ def build_privacy(
             "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
             "level each client noises its own gradients: leave them out, or set unit: client"
         )
+    if section.unit == "client" and isinstance(population, OwnersPopulation):
+        options["deployed"] = True
     metrics = section.metrics
     if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):
         raise UserError(
