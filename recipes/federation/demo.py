@@ -1,9 +1,9 @@
-"""A federation on one machine: a server and three clients with data of their own, TLS, keys, and a trained model.
+"""A federation on one machine: a server, three clients with data of their own, TLS, keys, a trained model.
 
     python recipes/federation/demo.py FOLDER
 
-It runs the commands of docs/deploy.md one by one, shows them, and ends every process that it started. Each owner
-has a part of Fashion-MNIST in which some kinds of clothes are common and others rare.
+It runs the commands of docs/deploy.md one by one, shows them, and ends every process that it started. Each
+owner has a part of Fashion-MNIST in which some kinds of clothes are common and others rare.
 """
 
 from __future__ import annotations
@@ -59,10 +59,22 @@ def main(folder: Path, port: int = 28443) -> None:
     processes: list[subprocess.Popen[bytes]] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
     try:
-        tacit("server", "init", "federation", "--host", "localhost", "--port", str(port), "--listen", "127.0.0.1")
+        tacit(
+            "server",
+            "init",
+            "federation",
+            "--host",
+            "localhost",
+            "--port",
+            str(port),
+            "--listen",
+            "127.0.0.1",
+        )
         for part, name in enumerate(NAMES):
             tacit("client", "init", name, "--invitation", "federation/invitation.json", "--name", name)
-            Path(name, "client.yaml").write_text(OWNER.format(name=name, port=port, part=part), encoding="utf-8")
+            Path(name, "client.yaml").write_text(
+                OWNER.format(name=name, port=port, part=part), encoding="utf-8"
+            )
         processes.append(started("server", "start", "federation", log="server.log"))
         says("server.log", "open at", processes[0])
         for name in NAMES:

@@ -50,7 +50,7 @@ def settings(folder: Path | None) -> dict[str, Any]:
         "privacy": {"unit": "example", "noise": 1.0, "clip": 1.0, "delta": 1e-5, "entropy": "seed"},
         "engine": {"kind": "in-process"}
         if folder is None
-        else {"kind": "flower", "federation": str(folder), "deadline": 90, "wait": 2},
+        else {"kind": "flower", "federation": str(folder), "deadline": 300, "wait": 2},
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from deploy_small import ALLOW, Small, federation, settings
 
+import tacit
 from tacit.deploy.client import LEDGERS
 from tacit.deploy.ledgers import read_accounts, spent
 from tacit.deploy.messages import Answer, Refusal, TrainOrder, read, written
@@ -73,7 +74,7 @@ def test_the_budget_is_kept_by_the_client_alone_over_all_runs(tmp_path: Path) ->
 
 
 def test_client_level_is_charged_without_amplification(tmp_path: Path) -> None:
-    small = federation(tmp_path, {"unit": "client", "epsilon": 50})
+    small = federation(tmp_path, {"unit": "client", "epsilon": 50, "delta": 1e-3})
     result = small.run(settings(deployed=small.folder, rounds=4, **CLIENT), tmp_path / "run")
     asked = [small.whos.index(who) for who, _, _ in small.transport.orders]
     for number, client in enumerate(small.clients):
@@ -86,6 +87,10 @@ def test_client_level_is_charged_without_amplification(tmp_path: Path) -> None:
     often = max(asked.count(number) for number in range(4))
     if often == 4:  # in all rounds, and nothing counted on chance: never less than the server's own number
         assert worst >= result.metrics[-1]["epsilon"]
+    models, server, network = tacit.statement(tmp_path / "run").observers
+    assert (models.epsilon, server.epsilon) == (result.metrics[-1]["epsilon"], None)
+    assert network.epsilon == pytest.approx(worst), "both ends count the same, each on its own disk"
+    assert "watches the network" in network.who
 
 
 @pytest.mark.parametrize(

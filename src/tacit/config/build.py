@@ -222,7 +222,7 @@ def build_job(
         model=model or build_model(config, dataset),
         task=task or build_task(config, dataset),
         population=population,
-        test=validation_records(population, dataset) if validating else dataset.test,
+        test=_some(validation_records(population, dataset) if validating else dataset.test, config),
         validating=validating,
         algorithm=algorithm,
         local=local,
@@ -235,6 +235,15 @@ def build_job(
         probe=build_probe(config, population),
         augment=build_augment(config, dataset),
     )
+
+
+def _some(records: Records, config: Config) -> Records:
+    """The records that judge the model: all of them, or as many as `evaluate.records` says."""
+    wanted = config.evaluate.records
+    if wanted is None or wanted >= len(records):
+        return records
+    rng = randomness.generator(config.seed, "judging records")
+    return Subset(records, np.sort(rng.choice(len(records), wanted, replace=False)))
 
 
 def build_probe(config: Config, population: Population) -> NDArray[np.int64]:
@@ -398,6 +407,8 @@ def build_privacy(
             "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
             "level each client noises its own gradients: leave them out, or set unit: client"
         )
+    if section.unit == "client" and isinstance(population, OwnersPopulation):
+        options["deployed"] = True
     metrics = section.metrics
     if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):
         raise UserError(

@@ -23,7 +23,9 @@ from tacit.reading import read_text
 
 LEDGER, STATEMENT = "ledger.jsonl", "statement.json"
 SEEN = "ledger-server.jsonl"
-"""What the server sees under secure aggregation, and of whom: for the server alone."""
+"""What those see who know who took part: the server under secure aggregation; with real clients, whoever
+watches the network. It names clients, so it is for the server alone.
+"""
 SPENT, SEEN_SPENT = "spending", "seen"
 """Where a checkpoint keeps what it knows of the ledger, and of the server's own."""
 

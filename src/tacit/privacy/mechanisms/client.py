@@ -27,10 +27,10 @@ from typing import ClassVar, Literal, Self
 from tacit.errors import UserError
 from tacit.privacy.bits import Ids
 from tacit.privacy.bounding import Bounding
-from tacit.privacy.events import Relation, Spend
+from tacit.privacy.events import PoissonGaussian, Relation, Spend
 from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.privacy.grid import Grid
-from tacit.privacy.ledger import Charge, Part
+from tacit.privacy.ledger import Charge, Header, Part
 from tacit.privacy.mechanisms.base import (
     COHORT,
     METRICS,
@@ -59,6 +59,8 @@ class ClientLevel(Mechanism):
 
     noise_at: NoiseAt = "server"
     """One draw on the server, or a share from each client of the cohort."""
+    deployed: bool = False
+    """Clients are real machines, so whoever watches the network sees who takes part."""
 
     unit: ClassVar[Unit] = "client"
     kind: ClassVar[str] = "client"
@@ -216,6 +218,27 @@ class ClientLevel(Mechanism):
             f"{self.metrics.describe(self.noise)} They take {self.metrics.share:.3g} of a round's 1/noise²: "
             f"with the update they cost what noise {self.noise:g} would."
         )
+
+    def seen_header(self, data: str) -> Header | None:
+        if not self.deployed:
+            return None
+        return Header(self.unit, self.delta, Part(PoissonGaussian(1.0, self.noise)), data, self.simulated)
+
+    def seen_by_server(self, round: int, cohort: Ids) -> Charge | None:
+        """What a round costs those who take part in it, against somebody who knows that they do."""
+        if not self.deployed:
+            return None
+        event = PoissonGaussian(1.0, self.noise)
+        return Charge(round, (Part(event, 1, tuple(int(client) for client in cohort)),))
+
+    def against_server(self, epsilon: float | None) -> Observer | None:
+        if not self.deployed:
+            return None
+        why = (
+            "They see who takes part, so nothing is gained by secret sampling: the client that was drawn "
+            "most often. Neighbours: what a client sent, or zeros in its place."
+        )
+        return Observer("whoever watches the network, and sees every released model", epsilon, why)
 
     @property
     def _how_clipped(self) -> str:

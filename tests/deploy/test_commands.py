@@ -1,0 +1,160 @@
+"""The commands of a federation, without a network: folders, cards, rosters, policies, ledgers."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography import x509
+from typer.testing import CliRunner
+
+from tacit.cli.app import app
+from tacit.config.owner import OwnRecords, read_owner
+from tacit.deploy.folders import Door, Invitation
+from tacit.deploy.keys import read_key
+from tacit.deploy.roster import Roster
+from tacit.errors import UserError
+
+OWNER = """name: clinic
+server: localhost:1
+data: {name: table, path: records.csv, features: [age, dose], label: outcome}
+allow: {unit: example, epsilon: 4, delta: 1.0e-6, methods: [dp-fedadamw], send: [examples]}
+"""
+
+
+def tacit(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Path:
+    """A federation, and a clinic that wants to join it."""
+    tacit("server", "init", "hospital", "--host", "localhost", "--host", "127.0.0.1", "--port", "1")
+    tacit("client", "init", "clinic", "--invitation", "hospital/invitation.json", "--name", "clinic")
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{age},{dose:.2f},{age > 50:d}"
+        for age, dose in zip(rng.integers(20, 80, 40), rng.random(40), strict=True)
+    ]
+    (tmp_path / "clinic" / "records.csv").write_text("\n".join(["age,dose,outcome", *rows]) + "\n")
+    (tmp_path / "clinic" / "client.yaml").write_text(OWNER)
+    return tmp_path / "clinic"
+
+
+def test_a_client_joins_by_its_card(clinic: Path) -> None:
+    said = tacit("client", "check", "clinic")
+    assert "36 records to train on" in said and "cannot be reached" in said
+    card = json.loads((clinic / "card.json").read_text())
+    assert card.keys() == {"name", "key", "records"} and card["records"] == 36
+    assert "client 0: clinic" in tacit("server", "add", "hospital", "clinic/card.json")
+    with pytest.raises(UserError, match="one key is one client"):
+        tacit("server", "add", "hospital", "clinic/card.json")
+    (row,) = json.loads(tacit("server", "clients", "hospital", "--json"))
+    assert (row["number"], row["name"], row["records"], row["state"]) == (0, "clinic", 36, "unknown")
+    tacit("server", "remove", "hospital", "clinic")
+    assert Roster.read(Path("hospital")).members[0].revoked
+    said = tacit("client", "ledger", "clinic")
+    assert "ε = 0 at δ = 1e-06" in said and "the server, and whoever runs it" in said
+
+
+def test_how_many_records_there_are_is_told_only_if_the_owner_says_so(clinic: Path) -> None:
+    (clinic / "client.yaml").write_text(OWNER.replace("[examples]", "[]"))
+    tacit("client", "check", "clinic")
+    assert json.loads((clinic / "card.json").read_text())["records"] == 0
+
+
+def test_secrets_are_for_their_owner_alone_and_are_never_overwritten(clinic: Path) -> None:
+    for secret in (
+        "hospital/ca.key",
+        "hospital/tls.key",
+        "hospital/server",
+        "clinic/key",
+        "clinic/client.yaml",
+    ):
+        assert stat.S_IMODE(Path(secret).stat().st_mode) == 0o600
+    for folder in ("hospital", "clinic"):
+        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+    invitation = Path("hospital/invitation.json").read_text()
+    assert (
+        "PRIVATE" not in invitation
+        and Invitation.read(Path("hospital/invitation.json")).server == "localhost:1"
+    )
+    assert Door.read(Path("hospital")).port == 1
+    with pytest.raises(UserError, match="not empty"):
+        tacit("server", "init", "hospital", "--host", "localhost")
+    with pytest.raises(UserError, match="not empty"):
+        tacit("client", "init", "clinic", "--invitation", "hospital/invitation.json", "--name", "clinic")
+    assert read_key(clinic / "key").curve.name == "secp384r1"
+
+
+def test_certificates_are_the_federations_own(clinic: Path) -> None:
+    authority = x509.load_pem_x509_certificate(Path("hospital/ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate(Path("hospital/tls.crt").read_bytes())
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert (clinic / "ca.crt").read_bytes() == Path("hospital/ca.crt").read_bytes()
+
+
+def test_units_for_systemd(clinic: Path) -> None:
+    for kind, folder in (("server", "hospital"), ("client", "clinic")):
+        unit = tacit(kind, "start", folder, "--unit")
+        assert f"-m tacit {kind} start {Path(folder).resolve()}" in unit and "Restart=always" in unit
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("unit: example", "unit: nobody", "allow.unit"),
+        ("epsilon: 4, ", "", "allow.epsilon"),
+        ("methods: [dp-fedadamw]", "methods: []", "allow.methods"),
+        ("name: clinic\n", "name: ../clinic\n", "name"),
+        ("server: localhost:1", "server: localhost", "server"),
+        ("send: [examples]", "send: [everything]", "allow.send"),
+        ("allow:", "more: 1\nallow:", "more"),
+        ("data: {", "part: 0\ndata: {", "belong together"),
+        ("allow: {", "allow: [", "YAML"),
+    ],
+)
+def test_a_wrong_client_file_is_told_in_one_line(clinic: Path, old: str, new: str, match: str) -> None:
+    assert old in OWNER
+    (clinic / "client.yaml").write_text(OWNER.replace(old, new))
+    with pytest.raises(UserError, match=match) as error:
+        read_owner(clinic)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_invitation_no_card_and_no_federation_is_told(clinic: Path) -> None:
+    Path("odd.json").write_text("{}")
+    calls: list[tuple[tuple[str, ...], str]] = [
+        (("client", "init", "x", "--invitation", "odd.json", "--name", "x"), "no invitation"),
+        (("server", "add", "hospital", "odd.json"), "no client's card"),
+        (("server", "add", "hospital", "missing.json"), "cannot be read"),
+        (("server", "clients", "nowhere"), "holds no federation"),
+        (("server", "start", "nowhere"), "holds no federation"),
+        (("server", "remove", "hospital", "nobody"), "no client nobody"),
+    ]
+    for arguments, match in calls:
+        with pytest.raises(UserError, match=match):
+            tacit(*arguments)
+
+
+def test_records_are_prepared_as_the_run_says_and_found_where_the_owner_says(clinic: Path) -> None:
+    owner = read_owner(clinic)
+    theirs: dict[str, Any] = {"name": "owners", "path": "/etc/passwd", "max_length": 64}
+    found = owner.section(theirs)
+    assert (found["name"], found["path"], found["max_length"]) == ("table", "records.csv", 64)
+    assert (
+        OwnRecords(
+            owner.model_copy(update={"data": {**owner.data, "path": str(clinic / "records.csv")}})
+        ).count()
+        == 36
+    )
