@@ -248,6 +248,26 @@ def test_a_full_disk_stops_the_run_before_a_release(tmp_path: Path, monkeypatch:
         assert [charge.truncated for charge in ledger.charges] == [True]
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_ledger_that_cannot_be_made_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The file's fsync fails, or its folder's."""
+    calls = []
+
+    def fsync(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == failing:
+            raise OSError(5, "Input/output error")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        Ledger.open(tmp_path / "ledger.jsonl", HEADER)
+    assert len(calls) == failing
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger.open(path, HEADER):
