@@ -8,9 +8,9 @@ dataclasses (`@section`); `tacit.config` only composes them.
 ...     at: int = 3
 >>> Cut("4").at
 4
->>> Cut(at="x")
+>>> Cut(at=None)
 Traceback (most recent call last):
-tacit.errors.UserError: Cut: at: input should be a valid integer, unable to parse string as an integer (got 'x'); choose another
+tacit.errors.UserError: Cut: at: input should be a valid integer (got None); choose another
 """
 
 from __future__ import annotations
