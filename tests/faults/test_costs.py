@@ -124,11 +124,7 @@ def test_a_round_reads_and_writes_as_much_as_the_one_before_it(
     """Files opened and bytes written by each round of a run, from its ledger's line to its checkpoint."""
     done: Counter[str] = Counter()
     rounds: list[Counter[str]] = []
-<<<<<<< HEAD
     opened, write, tell = os.open, os.write, JsonLines.round
-=======
-    opened, write, release = os.open, os.write, small.tacit.federation.run.Federation._tell
->>>>>>> main
 
     def counted_open(*arguments: Any, **options: Any) -> int:
         done["opened"] += 1
@@ -145,11 +141,7 @@ def test_a_round_reads_and_writes_as_much_as_the_one_before_it(
 
     monkeypatch.setattr(os, "open", counted_open)
     monkeypatch.setattr(os, "write", counted_write)
-<<<<<<< HEAD
     monkeypatch.setattr(JsonLines, "round", told)
-=======
-    monkeypatch.setattr(small.tacit.federation.run.Federation, "_tell", told)
->>>>>>> main
     small.run(kind, tmp_path / "run", 24)
     assert max(r["opened"] for r in rounds[16:]) <= max(r["opened"] for r in rounds[4:12]) + 2
     assert max(r["written"] for r in rounds[16:]) <= 1.1 * max(r["written"] for r in rounds[4:12])

@@ -686,6 +686,7 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="tacit-torture-", dir=memory))
     disk = Path(tempfile.mkdtemp(prefix="tacit-torture-"))
     begun = said = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that what it made is taken away
     try:
         torture = Torture(asked.seed, scratch, disk)
         print(f"seed {asked.seed}; prepared in {time.monotonic() - begun:.0f} s", flush=True)
