@@ -226,7 +226,7 @@ class Torture:
                 told.append(f"{mode} at {at}")
                 faults = Faults(folder, at, mode)
                 end = self.attempt(kind, folder, faults)
-                if faults.struck is not None:
+                if faults.struck is not None and (mode in ERRORS or end.code == -signal.SIGKILL):
                     self.counts["kills" if mode in KILLS else "fault points"] += 1
                     self.operations_hit[faults.struck] += 1
             if end.hung:
