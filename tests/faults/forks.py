@@ -126,6 +126,7 @@ def start(play: Callable[[], Any], out: Any = None, err: Any = None) -> int:
     code = CRASHED
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for fd, file in ((1, out), (2, err)):
             if file is not None:
                 os.dup2(file.fileno(), fd)

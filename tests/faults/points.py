@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ class Faults:
             original(*args, **options)
             os.truncate(args[1], Path(args[1]).stat().st_size // 2)
         elif self.mode == "kill after":
-            original(*args, **options)
+            with suppress(OSError):
+                original(*args, **options)
         if self.mode in KILLS:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.mode == "short" and name == "write" and len(args[1]) > 1:

@@ -30,7 +30,7 @@ def test_a_little_torture_breaks_nothing() -> None:
 
 def test_faults_are_made_where_they_should_be(tmp_path: Path) -> None:
     """The harness itself: each mode at some operation of a run has the effect it is named after."""
-    recipe = small.recipe("client", tmp_path / "recipe.yaml", 2)
+    recipe = small.recipe("plain", tmp_path / "recipe.yaml", 2)
 
     def end(mode: str, at: int) -> tuple[int, str | None]:
         folder = tmp_path / f"{mode}-{at}"

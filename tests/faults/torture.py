@@ -226,7 +226,7 @@ class Torture:
                 told.append(f"{mode} at {at}")
                 faults = Faults(folder, at, mode)
                 end = self.attempt(kind, folder, faults)
-                if faults.struck is not None:
+                if faults.struck is not None and (mode in ERRORS or end.code == -signal.SIGKILL):
                     self.counts["kills" if mode in KILLS else "fault points"] += 1
                     self.operations_hit[faults.struck] += 1
             if end.hung:
@@ -686,6 +686,7 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="tacit-torture-", dir=memory))
     disk = Path(tempfile.mkdtemp(prefix="tacit-torture-"))
     begun = said = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that what it made is taken away
     try:
         torture = Torture(asked.seed, scratch, disk)
         print(f"seed {asked.seed}; prepared in {time.monotonic() - begun:.0f} s", flush=True)
