@@ -198,10 +198,10 @@ def plan(
 
 def _split(found: Answer, share: float | None) -> dict[str, float]:
     """How the noise is divided between updates and private metrics."""
-    from tacit.privacy import Metrics
-
     if share is None:
         return {}
+    from tacit.privacy import Metrics
+
     if found.unit != "client":
         raise UserError("--metrics: at example level private metrics cost nothing; leave it out")
     try:
