@@ -6,7 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo deploy-demo test lint bench torture results clean
+FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/test_rooms.py
+
+.PHONY: help demo deploy-demo test test-fast lint bench torture results clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -38,6 +40,9 @@ $(VENV)/.bench-resolves: $(VENV)/.installed-dev pyproject.toml bench/constraints
 
 test: $(VENV)/.installed-dev $(VENV)/.bench-resolves lint  ## lint, types and every test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal tests src
+
+test-fast: $(VENV)/.installed-dev  ## the quick tests of the core, in under two minutes
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(FAST)
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	@$(BIN)/ruff check src tests bench

@@ -56,7 +56,12 @@ class Turns:
         """One round is done."""
         self._left -= 1
         if self._left == 0:
-            self._pipe.send(time.perf_counter() - self._start)
+            try:
+                self._pipe.send(time.perf_counter() - self._start)
+            except (
+                OSError
+            ):  # nobody listens any more; as an error it would only end this tracker, not the run
+                raise SystemExit from None
             self.begin()
 
 

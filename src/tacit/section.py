@@ -8,14 +8,20 @@ dataclasses (`@section`); `tacit.config` only composes them.
 ...     at: int = 3
 >>> Cut("4").at
 4
+>>> Cut(at=None)
+Traceback (most recent call last):
+tacit.errors.UserError: Cut: at: input should be a valid integer (got None); choose another
 """
 
 from __future__ import annotations
 
-from typing import TypeVar, dataclass_transform
+from functools import wraps
+from typing import Any, TypeVar, dataclass_transform
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
+
+from tacit.errors import UserError
 
 T = TypeVar("T")
 
@@ -29,5 +35,20 @@ class Section(BaseModel):
 @dataclass_transform(frozen_default=True)
 def section(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are checked, in a config or in Python."""
-    made: type[T] = dataclass(cls, frozen=True, config=ConfigDict(extra="forbid"))  # type: ignore[assignment]
-    return made
+    made: Any = dataclass(cls, frozen=True, config=ConfigDict(extra="forbid"))
+    unchecked = made.__init__
+
+    @wraps(unchecked)
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        try:
+            unchecked(self, *values, **named)
+        except ValidationError as error:  # in a config the loader explains it, with its place
+            first = error.errors()[0]
+            key, problem = ".".join(map(str, first["loc"])), first["msg"][0].lower() + first["msg"][1:]
+            raise UserError(
+                f"{cls.__name__}: {key}: {problem} (got {first['input']!r}); choose another"
+            ) from None
+
+    made.__init__ = init
+    checked: type[T] = made
+    return checked

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import GOOD
-from test_cli import tacit as cli
 from torch import nn
 
 import tacit
+from command import GOOD
+from command import tacit as cli
 from conftest import blobs
 
 

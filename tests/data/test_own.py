@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import tacit as cli
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import tacit
+from command import tacit as cli
 from tacit import tasks
 from tacit.data.table import Format, read_table
 

@@ -64,8 +64,9 @@ def cluster() -> Iterator[Any]:
     enable_token_auth_by_default()
     patch.setattr(utils, "write_ray_address", lambda *_: None)  # nobody else is to find it
     folder = Path(f"/tmp/{LEFTOVER}{os.getpid()}-tests")
-    head = {"num_cpus": 2, "object_store_memory": 150 << 20, "include_dashboard": False}
-    here = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": str(folder)})
+    head: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 150 << 20, "include_dashboard": False}
+    head |= {"temp_dir": str(folder), "_system_config": {"worker_niceness": 0}}
+    here = Cluster(initialize_head=True, head_node_args=head)
     try:
         ray.init(address=here.address, log_to_driver=False, logging_level="ERROR")
         yield here

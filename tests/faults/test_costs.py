@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tacit.federation.spending import Spending
+from tacit.federation.tracking import JsonLines
 from tacit.privacy import ClientLevel, Clip, ExampleLevel, Mechanism, Poisson, Workload, make_statement
 from tacit.privacy.accountants import pld, pld_epsilon
 from tacit.privacy.events import PoissonGaussian
@@ -89,16 +90,17 @@ def test_the_accountants_are_asked_no_more_often_after_many_rounds(
 
     monkeypatch.setattr(pld, "epsilon", lru_cache(maxsize=4096)(composed))
     monkeypatch.setattr(PoissonGaussian, "dominates", compared)
-    spending = Spending(mechanism, workload, "data")
-    spending.open(tmp_path, {})
+    spending = Spending(mechanism, workload, tmp_path, "data")
+    spending.open({})
 
     def block(rounds: range) -> Counter[str]:
         asked.clear()
         for round in rounds:
-            charge = mechanism.charge(round, mechanism.sample(round, 0, workload), workload)
+            cohort = mechanism.sample(round, 0, workload)
+            charge = mechanism.charge(round, cohort, workload)
             assert spending.affords(charge)
-            spending.record(charge)
-            spending.facts(), spending.explain(tmp_path)
+            spending.record(charge, cohort)
+            spending.facts(), spending.explain()
         return Counter(asked)
 
     def skip(rounds: range) -> None:
@@ -122,7 +124,11 @@ def test_a_round_reads_and_writes_as_much_as_the_one_before_it(
     """Files opened and bytes written by each round of a run, from its ledger's line to its checkpoint."""
     done: Counter[str] = Counter()
     rounds: list[Counter[str]] = []
-    opened, write, release = os.open, os.write, small.tacit.federation.loop.Federation._tell
+<<<<<<< HEAD
+    opened, write, tell = os.open, os.write, JsonLines.round
+=======
+    opened, write, release = os.open, os.write, small.tacit.federation.run.Federation._tell
+>>>>>>> main
 
     def counted_open(*arguments: Any, **options: Any) -> int:
         done["opened"] += 1
@@ -133,13 +139,17 @@ def test_a_round_reads_and_writes_as_much_as_the_one_before_it(
         return write(fd, content)
 
     def told(self: Any, record: Any) -> None:
-        release(self, record)
+        tell(self, record)
         rounds.append(Counter(done))
         done.clear()
 
     monkeypatch.setattr(os, "open", counted_open)
     monkeypatch.setattr(os, "write", counted_write)
-    monkeypatch.setattr(small.tacit.federation.loop.Federation, "_tell", told)
+<<<<<<< HEAD
+    monkeypatch.setattr(JsonLines, "round", told)
+=======
+    monkeypatch.setattr(small.tacit.federation.run.Federation, "_tell", told)
+>>>>>>> main
     small.run(kind, tmp_path / "run", 24)
     assert max(r["opened"] for r in rounds[16:]) <= max(r["opened"] for r in rounds[4:12]) + 2
     assert max(r["written"] for r in rounds[16:]) <= 1.1 * max(r["written"] for r in rounds[4:12])

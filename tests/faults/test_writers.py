@@ -4,46 +4,66 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import faults_small as small
 import pytest
-from forks import cli_main, forked
+from forks import cli_main, forked, start, waited
 
 import tacit
+from tacit.federation import lock
 from tacit.federation.lock import locked
+
+
+def as_another_process(play: Callable[[], Any]) -> Callable[[], Any]:
+    """For a fork: it must not know by memory which locks its parent holds, but ask the operating system."""
+
+    def forgetful() -> Any:
+        lock._held.clear()
+        return play()
+
+    return forgetful
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[int]:
+    """Another process holds a folder's lock meanwhile; its process id. It is killed at the end."""
+    told, tell = os.pipe()
+
+    def hold() -> None:
+        with locked(folder):
+            os.write(tell, b"x")
+            time.sleep(600)
+
+    pid = start(hold)
+    os.close(tell)
+    try:
+        assert os.read(told, 1) == b"x"
+        yield pid
+    finally:
+        os.close(told)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("kind", ["plain", "states", "client"])
 def test_a_resume_that_is_refused_changes_nothing(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "run"
     small.half(kind, folder, 2, 4)
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from pathlib import Path; from tacit.federation.lock import locked\n"
-            f"with locked(Path({str(folder)!r})):\n print('held', flush=True); sys.stdin.read()",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout.readline() == "held\n"
+    with held(folder):
         before = small.snapshot(folder)
         with pytest.raises(tacit.UserError, match="is in use by another process"):
             small.resume(folder)
         with pytest.raises(tacit.UserError, match="is in use by another process"):
             small.run(kind, folder)
         assert small.snapshot(folder) == before
-    finally:
-        holder.kill()  # the lock goes with its process
-        holder.wait()
-    assert small.resume(folder).finished
+    assert small.resume(folder).finished  # the lock went with its process
 
 
 @pytest.mark.parametrize("kind", ["states", "client"])
@@ -74,16 +94,20 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path: 
 @pytest.mark.slow
 def test_of_three_runs_in_one_folder_one_is_done_and_two_are_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    runs = [small.program("plain", folder, 30, wait=False) for _ in range(3)]
-    outcomes = [(p.communicate(timeout=120), p.returncode) for p in runs]
-    assert sorted(code for _, code in outcomes) == [0, 2, 2]
-    for (_, err), code in outcomes:
-        if code == 2:
-            assert len(err.strip().splitlines()) == 1
-            assert "in use" in err or "already holds a run" in err
+    recipe = small.recipe("plain", tmp_path / "recipe.yaml", 30)
+    files = [tmp_path.joinpath(f"said-{number}").open("w+") for number in range(3)]
+    runs = [start(cli_main("run", recipe, "--out", folder), file, file) for file in files]
+    codes = [waited(pid) for pid in runs]
+    assert sorted(codes) == [(0, False), (2, False), (2, False)]
+    for (code, _), file in zip(codes, files, strict=True):
+        file.seek(0)
+        told = [line for line in file.read().splitlines() if line.startswith("tacit: ")]
+        file.close()
+        assert len(told) == (code == 2)
+        assert all("in use" in line or "already holds a run" in line for line in told)
     assert small.metric_rounds(folder) == list(range(1, 31))
     whole = tmp_path / "whole"
-    small.run("plain", whole, 30)
+    assert forked(cli_main("run", recipe, "--out", whole)).code == 0
     assert small.same(small.vectors(folder), small.vectors(whole))
 
 
@@ -92,8 +116,8 @@ def test_two_resumes_at_once_leave_one_sound_run(tmp_path: Path) -> None:
     folder, whole = tmp_path / "run", tmp_path / "whole"
     small.half("states", folder, 2, 40)
     small.run("states", whole, 40)
-    runs = [small.program("states", folder, 40, wait=False) for _ in range(2)]
-    codes = [p.wait(timeout=120) for p in runs]
+    runs = [start(lambda: 0 if small.resume(folder).finished else 4) for _ in range(2)]
+    codes = [waited(pid)[0] for pid in runs]
     assert 0 in codes
     if sorted(codes) == [0, 0]:  # one began after the other had ended
         assert small.metric_rounds(folder) == list(range(1, 41))
@@ -106,7 +130,7 @@ def test_a_second_sweep_at_one_folder_gets_one_line_and_changes_nothing(tmp_path
     with locked(folder, create=True):  # as a sweep that is under way
         (folder / "tuned.json").write_text("{}")
         before = small.snapshot(folder)
-        second = forked(cli_main("run", file, "--out", folder))
+        second = forked(as_another_process(cli_main("run", file, "--out", folder)))
         assert (second.code, second.riddle) == (2, None)
         assert "is in use by another process" in second.err
         assert small.snapshot(folder) == before
@@ -120,26 +144,18 @@ def test_a_lock_inside_a_process_counts_too(tmp_path: Path) -> None:
             with pytest.raises(tacit.UserError, match="in use"), locked(tmp_path / "run"):
                 pass
         # A refusal must not have given the lock up: another process still sees it.
-        code = "import sys; from pathlib import Path; from tacit.federation.lock import locked\n"
-        code += f"with locked(Path({str(tmp_path / 'run')!r})): pass"
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert "in use by another process" in other.stderr
+        other = forked(as_another_process(lambda: locked(tmp_path / "run").__enter__()))
+        assert "in use by another process" in other.err
     assert not (tmp_path / "run").exists()  # nothing was written, so nothing is left
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     small.half("plain", folder, 2, 4)
-    code = "import os, sys; from pathlib import Path; from tacit.federation.lock import locked\n"
-    code += f"with locked(Path({str(folder)!r})): print('held', flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout.readline() == "held\n"
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
-    time.sleep(0.05)
-    assert small.resume(folder).finished
+    with held(folder) as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert small.resume(folder).finished
 
 
 def test_what_a_run_writes_is_its_owners_alone(tmp_path: Path) -> None:

@@ -677,6 +677,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Break runs for a while, and count.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--few", action="store_true", help="one small batch of each, whatever the time")
     parser.add_argument("--again", metavar="'NAME NUMBER'", help="only this one attack")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -691,7 +692,11 @@ def main() -> int:
         if asked.again:
             name, _, number = asked.again.rpartition(" ")
             torture.play(name, int(number))
-        while not asked.again and time.monotonic() - begun < asked.seconds:
+        if asked.few:
+            BATCH.update({"fault points": 6, "corruptions": 40, "fuzzed inputs": 150, "hostile clients": 20})
+            for name in (*BATCH, *["kills"] * 4):
+                torture.play(name)
+        while not asked.again and not asked.few and time.monotonic() - begun < asked.seconds:
             torture.attack()
             if time.monotonic() - said > 60:
                 said = time.monotonic()

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_cli import GOOD, tacit
 
 import methods_reference as reference
+from command import GOOD, tacit
 from methods_small import configured, halves, problem, small
 from tacit.config.build import build_job
 from tacit.report.curvature import by_block, hessian_product, leading

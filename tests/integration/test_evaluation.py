@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_cli import GOOD
-from test_cli import tacit as command
 from torch import nn
 
 import tacit
+from command import GOOD
+from command import tacit as command
 from conftest import blobs
 from methods_small import configured, halves, play
 from tacit.config.build import build_probe

@@ -165,7 +165,7 @@ CRASHER = textwrap.dedent(
     sys.path.insert(0, {tests!r})
     from conftest import blobs
     import tacit
-    from tacit.federation import checkpoint, loop
+    from tacit.federation import checkpoint
     from tacit.privacy import ClientLevel
 
     where, after = sys.argv[2], int(sys.argv[3])

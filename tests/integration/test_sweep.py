@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_cli import GOOD, tacit
 
+from command import GOOD, tacit
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
 from tacit.report import compare

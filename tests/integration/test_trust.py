@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_cli import GOOD
-from test_cli import tacit as cli
 from torch import nn
 
 import tacit
+from command import GOOD
+from command import tacit as cli
 from conftest import blobs
 from tacit import tasks
 from tacit.algorithms import FedAvg, FedProx

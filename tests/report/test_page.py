@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import GOOD
-from test_cli import tacit as cli
 
 import tacit
+from command import GOOD
+from command import tacit as cli
 from tacit.report import compare
 from tacit.report.board import Board
 from tacit.report.chart import Chart, Series, ticks

@@ -222,7 +222,7 @@ def build_job(
         model=model or build_model(config, dataset),
         task=task or build_task(config, dataset),
         population=population,
-        test=validation_records(population, dataset) if validating else dataset.test,
+        test=_some(validation_records(population, dataset) if validating else dataset.test, config),
         validating=validating,
         algorithm=algorithm,
         local=local,
@@ -235,6 +235,15 @@ def build_job(
         probe=build_probe(config, population),
         augment=build_augment(config, dataset),
     )
+
+
+def _some(records: Records, config: Config) -> Records:
+    """The records that judge the model: all of them, or as many as `evaluate.records` says."""
+    wanted = config.evaluate.records
+    if wanted is None or wanted >= len(records):
+        return records
+    rng = randomness.generator(config.seed, "judging records")
+    return Subset(records, np.sort(rng.choice(len(records), wanted, replace=False)))
 
 
 def build_probe(config: Config, population: Population) -> NDArray[np.int64]:

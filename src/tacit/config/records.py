@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 from tacit import data
 from tacit.config.imports import PREFIX, made
 from tacit.config.schema import Config
-from tacit.data import Dataset, Tokenizer
+from tacit.data import Dataset, TextRecords, Tokenizer
 from tacit.data.augment import Augment
 from tacit.data.dataset import TABLE
 from tacit.data.own import TASKS, Meaning, from_columns
@@ -36,7 +37,7 @@ def build_dataset(config: Config) -> Dataset:
     if section.name == TABLE:
         return _table(config)
     texts = data.has_texts(section.name, section.text)
-    return data.load(
+    found = data.load(
         section.name,
         path=section.path,
         offline=section.offline,
@@ -51,6 +52,14 @@ def build_dataset(config: Config) -> Dataset:
         tokens=data.Tokenisation(build_tokenizer(config), section.max_length) if texts else None,
         speech=None if section.speech is None else section.speech.model_dump(exclude_unset=True),
     )
+    return found if section.pack is None else _joined(found, section.pack)
+
+
+def _joined(dataset: Dataset, most: int) -> Dataset:
+    """The data set with neighbouring texts of one user as one example."""
+    if not isinstance(dataset.train, TextRecords) or not isinstance(dataset.test, TextRecords):
+        raise UserError(f"data.pack: the records of {dataset.name} are not texts; leave it out")
+    return replace(dataset, train=dataset.train.joined(most), test=dataset.test.joined(most))
 
 
 def _table(config: Config) -> Dataset:

@@ -207,6 +207,10 @@ class Data(Section):
     """Column of texts, or two columns whose texts belong together."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens of a text; the rest is cut off."""
+    pack: Annotated[int, Field(ge=8)] | None = None
+    """For language: join neighbouring texts of a user to examples of up to so many bytes, which are then what
+    example-level privacy protects.
+    """
     tokenizer: str | None = None
     """A folder, a name on the hub, or `bytes`; left out, that of `model.hub`."""
     size: PositiveInt | None = None
@@ -443,6 +447,8 @@ class Evaluation(Section):
     batch: PositiveInt = 500
     split: Literal["test", "validation"] = "test"
     """Which records judge the model: test records, or those that `data.validation` holds out."""
+    records: PositiveInt | None = None
+    """Judge by so many of them, drawn once for the run; left out, by all."""
     clients: Annotated[int, Field(ge=0)] = 0
     """Also test this many clients, each on its own held-out split."""
     layers: bool = False

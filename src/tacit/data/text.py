@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 from tacit.data.records import Batch, Indices, packed, unpacked
 from tacit.data.tokens import Tokenizer
 from tacit.data.widths import by_edge, edge, fit
+from tacit.errors import UserError
 
 BUCKET = 16
 """Batches are as long as their longest text, rounded up to a multiple of this: few shapes, little padding."""
@@ -109,6 +110,30 @@ class TextRecords:
     @property
     def users(self) -> NDArray[Any] | None:
         return self._users
+
+    def joined(self, most: int) -> TextRecords:
+        """Records of longer texts: neighbours of one user on lines of one text, up to `most` bytes in all.
+
+        A text longer than that stays by itself. Without users, all texts are one user's.
+        """
+        if self._labels is not None or self._pairs is not None:
+            raise UserError("data.pack: texts with classes or pairs cannot be joined; it is for language")
+        order = np.arange(len(self)) if self._users is None else np.argsort(self._users, kind="stable")
+        users = None if self._users is None else self._users[order]
+        parts: list[list[int]] = []
+        room = 0
+        for place, index in enumerate(order.tolist()):
+            size = int(self._texts.offsets[index + 1] - self._texts.offsets[index])
+            same = users is None or (place > 0 and users[place] == users[place - 1])
+            if not parts or not same or size + 1 > room:
+                parts.append([])
+                room = most + 1
+            parts[-1].append(index)
+            room -= size + 1
+        texts = Texts.of("\n".join(self._texts.at(np.array(part))) for part in parts)
+        owners = None if self._users is None else self._users[[part[0] for part in parts]]
+        keep = None if self._keep is None else self._keep / f"joined-{most}"
+        return TextRecords(texts, self._tokenizer, self.max_length, None, owners, None, keep)
 
     def raw(self, index: int) -> bytes:
         """The text itself, and its class: no token is made for this."""

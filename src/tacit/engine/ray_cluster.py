@@ -90,6 +90,8 @@ class Cluster:
                     log_to_driver=False,
                     configure_logging=False,
                     object_store_memory=store,
+                    # This machine is the run's as much as Ray's: without it, workers would yield to everyone.
+                    _system_config={"worker_niceness": 0},
                     _temp_dir=str(self._folder),
                 )
         except Exception as error:

@@ -135,9 +135,15 @@ class Spending:
         if self._mechanism is not None:
             mechanism, workload = self._mechanism, self._workload
             warnings = [*mechanism.warnings(workload), *self.remarks]
-            worst, seen = self._worst(final), None if self.seen is None else self.seen.epsilon().value
+            worst, seen = self._worst(final), self._shown(final)
             population = workload.population
             write_statement(self._folder, mechanism, worst, self._tally, population, warnings, seen)
+
+    def _shown(self, exact: bool) -> float | None:
+        """ε against the server, where the mechanism protects from it; an upper bound until the end."""
+        if self.seen is None:
+            return None
+        return self.seen.totals.worst(self.seen.header.delta, None if exact else DIGITS[0]).epsilon.value
 
     def close(self) -> None:
         self._room.give_back()

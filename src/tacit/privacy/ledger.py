@@ -269,8 +269,10 @@ def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
         except FileExistsError:
             raise UserError(f"{path} is in use by another process; wait until that run has ended") from None
         folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)  # the new name itself must survive a power cut
-        os.close(folder)
+        try:
+            os.fsync(folder)  # the new name itself must survive a power cut
+        finally:
+            os.close(folder)
         return Ledger(fd, Contents(path, header, list(carried), hashes))
     except BaseException:
         os.close(fd)
