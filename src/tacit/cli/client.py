@@ -21,7 +21,7 @@ TEMPLATE = """# What this client has, and what may be done with it. Paths are fr
 name: {name}
 server: {server}
 
-# Your records, as the `data` section of any tacit config has them (`docs/data.md`). They never leave.
+# Your records, as the `data` section of any config has them. They never leave.
 data: {data}
 
 # What you allow, over all runs. This client refuses everything else, whatever the server says.

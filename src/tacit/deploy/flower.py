@@ -410,9 +410,9 @@ def attend(
 def _reason(error: Exception) -> str:
     code = getattr(getattr(error, "response", None), "status_code", None)
     if code == 401:
-        return "it does not know this client's key (or the clocks differ)"
+        return "it does not let this client in: its key was put out, or the clocks differ"
     if code == 412:
-        return "it takes this client to be connected already"
+        return "it does not know this client's key, or takes it to be connected already"
     return f"{type(error).__name__}: {error}"
 
 
