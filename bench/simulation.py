@@ -174,9 +174,9 @@ def measure_memory(workers: int, cohort: int) -> None:
 
 def measure_population() -> None:
     import numpy as np
-    from tacit.federation.release import PlainRelease
 
     from tacit.data import ArrayRecords, Population
+    from tacit.privacy.mechanisms.plain import repeatable_cohort
     from tacit.privacy.sampling import FixedSize, Poisson
 
     clients = 10_000_000
@@ -188,11 +188,10 @@ def measure_population() -> None:
     del offsets
     print((_resident() - before) / MEGA)
     for sampling in (FixedSize(1000), Poisson(1000 / clients)):
-        release = PlainRelease(sampling, len(population), seed=0)
         slowest = 0.0
         for round in range(20):
             start = time.perf_counter()
-            release.draw(round)
+            repeatable_cohort(sampling, len(population), 0, round)
             slowest = max(slowest, time.perf_counter() - start)
         print(1000 * slowest)
 
