@@ -8,7 +8,8 @@ from pathlib import Path
 import tacit
 
 ORDER = [
-    {"errors", "lazy", "randomness", "reading", "section"},
+    {"errors"},
+    {"lazy", "randomness", "reading", "section"},
     {"vector"},
     {"optimizers", "gradients"},
     {"privacy"},

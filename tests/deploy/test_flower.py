@@ -120,7 +120,7 @@ def test_two_clients_behind_a_superlink_compute_what_the_simulation_does(tmp_pat
             real = tacit.run(tacit.load(settings(folder)), tmp_path / "real", progress=False)
             says(tmp_path / "stranger.log", "does not know this client's key")
     assert same(vectors(sim.path), vectors(real.path))
-    assert "connected" not in (tmp_path / "stranger.log").read_text()
+    assert "connected to" not in (tmp_path / "stranger.log").read_text()
     for part in range(2):
         home = tmp_path / f"owner-{part}"
         log = [json.loads(line) for line in (home / "state" / "log.jsonl").read_text().splitlines()]
