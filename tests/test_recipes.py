@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def guarantee(config: Config) -> dict[str, Any] | None:
     if config.privacy is None:
         return None
     if config.data.partition.kind == "natural":
-        return {"unit": config.privacy.unit, "clip": config.privacy.clip.model_dump()}
+        return {"unit": config.privacy.unit, "clip": asdict(config.privacy.clip)}
     return config.privacy.model_dump(exclude={"entropy", "delta"})  # δ follows the number of records
 
 

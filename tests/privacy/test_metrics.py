@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
+from tacit.errors import UserError
 from tacit.privacy import (
     AdaptiveClip,
     BandedNoise,
@@ -201,5 +202,5 @@ def test_the_statement_lists_what_was_released_and_its_cost() -> None:
 
 @pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.0}, {"loss": 0.0}, {"norm": math.inf}])
 def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(UserError, match=next(iter(wrong))):
         Metrics(**wrong)  # type: ignore[arg-type]
