@@ -135,6 +135,18 @@ def test_files_of_another_run_do_not_belong(tmp_path: Path) -> None:
     assert small.resume(one).finished
 
 
+def test_a_finished_run_with_damaged_metrics_is_sound_again_after_a_resume(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    small.run("client", folder, 3)
+    file = folder / "metrics.jsonl"
+    content = bytearray(file.read_bytes())
+    content[200] ^= 4
+    file.write_bytes(content)
+    assert any(finding.problem for finding in tacit.verify(folder))
+    small.resume(folder)
+    assert not [finding for finding in tacit.verify(folder) if finding.problem]
+
+
 def test_damaged_metrics_are_set_aside_and_their_sound_lines_kept(tmp_path: Path) -> None:
     folder, whole = tmp_path / "run", tmp_path / "whole"
     small.half("plain", folder, 3, 5)

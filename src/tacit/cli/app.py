@@ -356,7 +356,8 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
     if not result.finished:
         raise typer.Exit(INTERRUPTED)  # so that a script does not take it for a finished run
-    learnt = any(record.get("clients") for record in result.metrics)
+    # Where private metrics are told instead, how many clients took part is not.
+    learnt = any(record.get("clients", 1) for record in result.metrics)
     if as_json:
         if not learnt:
             raise typer.Exit(1)
@@ -368,10 +369,10 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     from tacit.tasks import headline
 
     metric = headline(last)
-    seconds = sum(record["seconds"] for record in result.metrics)
+    seconds = sum(record.get("seconds", 0.0) for record in result.metrics)  # lines may have been lost
     done = f"[bold]{metric.text(last[metric.name])}[/bold], " if metric.name in last else ""
     console.print(
-        f"Done: {done}{_rounds(last['round'])} in {seconds:.0f} s, saved in {escape(str(result.path))}"
+        f"Done: {done}{_rounds(last.get('round', 0))} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
     if (result.path / "statement.json").exists():
         from tacit import api

@@ -78,8 +78,9 @@ class Federation:
                 while server.round < settings.rounds and not stop() and self._round(engine):
                     if server.round == settings.rounds or stop() or self._due(settings.checkpoint_every):
                         self._save()
-            if self.stopped is not None and server.round != self._saved:
-                self._save()
+            mended = self._metrics.note is not None and server.round > 0
+            if mended or (self.stopped is not None and server.round != self._saved):
+                self._save()  # also where nothing was played: the manifest must name what is kept of them
         except (OSError, SafetensorError) as error:
             self._save_what_is_whole()
             raise UserError(
