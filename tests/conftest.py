@@ -17,6 +17,11 @@ from tacit.config import Config, load
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that fork come first, those of a device last: autograd's threads for it forbid forks after."""
+    items.sort(key=lambda item: ("accel" in item.path.name) - ("faults" in item.path.parts))
+
+
 @pytest.fixture(autouse=True)
 def _runs_go_to_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

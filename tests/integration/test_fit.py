@@ -66,7 +66,7 @@ VALUES = {
 CASES = {
     "vectors": ({"model": {"name": "mlp", "hidden": [3072, 3072]}, "method": "fedadamw"}, 16),
     "activations": (
-        {"model": {"name": "vit", "patch": 2, "width": 96, "depth": 4, "heads": 3}, "local.batch": 32}, 32
+        {"model": {"name": "vit", "patch": 2, "width": 192, "depth": 6, "heads": 3}, "local.batch": 32}, 32
     ),
 }  # fmt: skip
 

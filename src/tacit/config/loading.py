@@ -255,7 +255,7 @@ def _explain(
 def _reason(problem: Any) -> str:
     kind, loc, ctx = problem["type"], problem["loc"], problem.get("ctx", {})
     given = problem.get("input")
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         return "unknown key" + _nearest(str(loc[-1]), _fields_at(loc[:-1]))
     if kind == "missing":
         return "this key is missing"
