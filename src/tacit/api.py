@@ -432,13 +432,13 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
         return []
     if privacy.unit != "client" or privacy.adaptive is not None or config.cohort.sampling == "fixed":
         raise UserError("an extrapolation needs client-level privacy, Poisson cohorts and a constant clip")
-    noise, played = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
+    noise, done = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
     if not noise:
         return []
     lines = []
     for scale, rounds in asked:
         # A federation that goes on for longer does so in proportion while this run is under way.
-        rounds = played if rounds is None else max(1, round(rounds * played / config.rounds))
+        rounds = done if rounds is None else max(1, round(rounds * done / config.rounds))
         epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
         lines.append(scale.text(epsilon, scale.noise(noise, config.cohort.size), rounds))
     return lines

@@ -269,7 +269,7 @@ def build_local(config: Config, dataset: Dataset) -> Local:
             raise UserError(f"local.seconds: the records of {dataset.name} have no length; set local.batch")
         if config.privacy is not None and config.privacy.unit == "example":
             raise UserError(
-                "local.seconds: at example level every record joins a batch by a coin of its own, however "
+                "local.seconds: at example level batches are Poisson samples of records, however "
                 "long it is; set local.batch"
             )
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))

@@ -20,7 +20,7 @@ from tacit.data import Batch, Dataset
 from tacit.engine import DirectoryStates, Job
 from tacit.engine.contract import Order
 from tacit.engine.device import Compute, DeviceSettings
-from tacit.engine.footprint import Need, parameter_bytes, played, server_need, worker_need
+from tacit.engine.footprint import Need, one_client, parameter_bytes, server_need, worker_need
 from tacit.engine.kinds import cores, share
 from tacit.errors import UserError
 from tacit.optimizers import ServerOptimizer
@@ -72,7 +72,7 @@ def fit(config: Config, dataset: Dataset | None = None, model: nn.Module | None 
         empty = model if model is not None else build_model(config, dataset, weights=False)
     with TemporaryDirectory() as folder:
         job = build_job(config, Path(folder), empty, dataset)
-        held = played(job, DirectoryStates(Path(folder) / "small"), Order(0, 0.1))
+        held = one_client(job, DirectoryStates(Path(folder) / "small"), Order(0, 0.1))
         batch = max(_batches(job), key=lambda b: sum(t.nbytes for t in b.values()))
         worker = worker_need(empty, batch, job, compute, held)
         server = _server(config, job)

@@ -39,7 +39,7 @@ from tacit.deploy.messages import (
     written,
 )
 from tacit.deploy.policy import Allow, NotAllowed
-from tacit.engine import BUFFERS, Job, Order, Report, Visit, Worker
+from tacit.engine import BUFFERS, Job, Order, Participant, Report, Worker
 from tacit.engine.states import NONE
 from tacit.errors import UserError
 from tacit.privacy import AdaptiveClip, Bounding, ClientLevel
@@ -137,7 +137,7 @@ class Client:
         self._nonces.add(order.nonce, order.created + order.ttl, self._clock())
         self._pay(order, prepared)
         into = job.empty_sums()
-        visit = Visit(order.client, order.state, order.replay)
+        visit = Participant(order.client, order.state, order.replay)
         work = Order(order.round, order.lr, order.steps, order.decay, False, order.attempt, bounding)
         (report,) = worker.sum(work, message, [visit], into)
         if not report.finite:

@@ -1,6 +1,6 @@
 """Engines run clients. Which one runs a cohort changes how long it takes, and nothing else."""
 
-from tacit.engine.contract import Engine, Order, Report, Tune, Visit, shards
+from tacit.engine.contract import Engine, Order, Participant, Report, Tune, shards
 from tacit.engine.inprocess import InProcess, InProcessSettings
 from tacit.engine.kinds import AutoSettings, EngineSettings
 from tacit.engine.local import Local
@@ -32,12 +32,12 @@ __all__ = [
     "Job",
     "Local",
     "Order",
+    "Participant",
     "Pool",
     "PoolSettings",
     "RaySettings",
     "Report",
     "Tune",
-    "Visit",
     "Worker",
     "shards",
 ]

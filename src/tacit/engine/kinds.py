@@ -31,10 +31,10 @@ class EngineSettings(Protocol):
         """Start the engine for a run.
 
         Args:
-            job: all that workers need to play any client.
+            job: all that workers need to train as any client.
             message: an example of what will be sent; its names and lengths are fixed for the run.
             cohort: the number of clients expected in a round.
-            before_replay: to be told before any client is played a second time in a round.
+            before_replay: to be told before any client trains a second time in a round.
         """
 
 

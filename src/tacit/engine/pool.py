@@ -8,11 +8,11 @@ and memory follows the number of workers, not the cohort.
 Workers may die
 ---------------
 A worker shows every second that it lives. One that ends, falls silent, or takes many times longer than any
-task of its kind before is replaced, and what it was at is played again with the same named randomness: the
-result is the same. A shard's sum is read only once its worker has answered, so nothing of a play that was
+task of its kind before is replaced, and what it was at is repeated with the same named randomness: the
+result is the same. A shard's sum is read only once its worker has answered, so nothing of work that was
 cut short reaches the server. All the same `before_replay` hears of it first: where what a client sends is
 already a release, under secret randomness, the round loop charges those clients a second time, as it does
-for a round that is played again. A worker that fails several times without finishing anything ends the run.
+for a round that is repeated. A worker that fails several times without finishing anything ends the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from tacit.engine import shared
-from tacit.engine.contract import Order, Progress, Replay, Report, Tune, Visit, free, ignore, shards
+from tacit.engine.contract import Order, Participant, Progress, Replay, Report, Tune, free, ignore, shards
 from tacit.engine.device import HOST, Compute, DeviceSettings
 from tacit.engine.kinds import Threads, Workers, share
 from tacit.engine.shared import Place
@@ -204,12 +204,12 @@ class Pool:
         )
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
         self._send_message(message)
         for total in self._total.values():
             total.zero_()
-        parts = shards(visits, self._job.population.sizes)
+        parts = shards(participants, self._job.population.sizes)
         done: dict[int, tuple[_Process, int, list[Report]]] = {}
         reports: list[Report] = []
         sent = added = 0
@@ -238,11 +238,11 @@ class Pool:
         return self._job.summarise(parts)
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         self._send_message(message)
         parts: list[dict[str, float]] = self._map(
-            [("client", visit, tune, self._messages) for visit in visits]
+            [("client", participant, tune, self._messages) for participant in participants]
         )
         return [self._job.task.summarise(part) for part in parts if part]
 

@@ -1,10 +1,10 @@
 """Client state: what clients keep between rounds (control variates, personal heads), in versions.
 
-A version is named by the round, the attempt at that round and the play of the client in it. A new one never
-overwrites another: the round loop decides which counts, and records that, with its hash, in its checkpoint.
-So a run killed at any moment resumes with exactly the states of its checkpoint, and a worker that was given
-up for lost, but still writes, writes to a version that nobody will name. On a real client the store is the
-client's own disk.
+A version is named by the round, the attempt at that round and the repetition of the client's work in it. A
+new one never overwrites another: the round loop decides which counts, and records that, with its hash, in its
+checkpoint. So a run killed at any moment resumes with exactly the states of its checkpoint, and a worker that
+was given up for lost, but still writes, writes to a version that nobody will name. On a real client the store
+is the client's own disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NONE = ""
 
 
 def version(round: int, attempt: int, replay: int) -> str:
-    """The name of what a client keeps from one play of one attempt at a round."""
+    """The name of what a client keeps from one repetition in one attempt at a round."""
     return f"{round}-{attempt}-{replay}"
 
 

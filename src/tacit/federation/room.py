@@ -1,7 +1,7 @@
 """Room on the disk, set aside before a round is charged.
 
 A charge that cannot be followed by a checkpoint buys nothing, and every resume would pay it again. So a file
-as large as the next checkpoint is held while a private round is played, and given back just before the
+as large as the next checkpoint is held while a private round is under way, and given back just before the
 checkpoint is written.
 """
 
@@ -42,7 +42,7 @@ class Room:
         except OSError as error:
             self.give_back()
             raise UserError(
-                f"{self._file.parent}: no room to save another round ({error.strerror}), so none was played "
+                f"{self._file.parent}: no room to save another round ({error.strerror}), so none was run "
                 f"or charged; {wanted / 1e6:,.0f} MB are needed: make room, then resume"
             ) from None
 

@@ -11,7 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.engine import BUFFERS, EngineSettings, InProcessSettings, Job, Local, Order, Report, Tune, Visit
+from tacit.engine import (
+    BUFFERS,
+    EngineSettings,
+    InProcessSettings,
+    Job,
+    Local,
+    Order,
+    Participant,
+    Report,
+    Tune,
+)
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.federation import checkpoint as checkpoints
@@ -133,9 +143,9 @@ class Server:
         lr = settings.lr * decay
         return Order(self.round, lr, self.nominal_steps, decay, settings.weighted, attempt, bounding)
 
-    def visits(self, clients: Ids) -> list[Visit]:
+    def participants(self, clients: Ids) -> list[Participant]:
         """Clients, each with the version of its state that counts."""
-        return [Visit(int(c), self.versions.get(int(c), NONE)) for c in clients]
+        return [Participant(int(c), self.versions.get(int(c), NONE)) for c in clients]
 
     def step(self, mean: Vectors, lr: float, fraction: float) -> None:
         """The algorithm's server step: from the mean of the uploads to its next state."""
@@ -167,7 +177,7 @@ class Server:
         self.round += 1
 
     def write_model(self) -> None:
-        """Put the server's model into the module, whatever client was played in it last."""
+        """Put the server's model into the module, whatever client was trained in it last."""
         theta, personal = self.state["theta"], self._personal
         whole = torch.cat([theta, personal]) if personal.numel() else theta
         write_values(self.job.model, self.layout, whole)

@@ -83,7 +83,7 @@ class JsonLines:
     """Metrics as JSON lines, one a round."""
 
     def __init__(self, file: Path, saved: Mapping[str, Any] | None = None) -> None:
-        """Go on after what a checkpoint `saved` (see that method), cutting off rounds that are played again.
+        """Go on after what a checkpoint `saved` (see that method), cutting off rounds that are repeated.
 
         If the lines before are not those that were saved, the file is set aside as `*.damaged` and the sound
         ones are kept; `note` then says so.

@@ -1,6 +1,6 @@
 """The server's optimizer: the clients' average update, taken as a gradient (Reddi et al., 2021).
 
-The average Δ̄ points the way the clients went, so its negative plays the gradient's part. Plain SGD at rate
+The average Δ̄ points the way the clients went, so its negative takes the gradient's place. Plain SGD at rate
 1 then is federated averaging, θ + Δ̄, to the last bit. Each parameter tensor is a parameter of the optimizer,
 so LAMB and LARS see layers; all of them are views of one vector, so everyone else sees `theta`.
 

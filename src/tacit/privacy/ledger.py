@@ -21,7 +21,7 @@ charges.
 
 Rules
 -----
-- A round that is played again after a crash is charged again: nobody knows what the first one let out.
+- A round that is repeated after a crash is charged again: nobody knows what the first one let out.
 - Every line holds the hash of the line before it, a random number and its own hash, over exactly the bytes
   that are there; keys and types are as they must be or the file is refused. So a changed, missing or moved
   line is noticed, and two copies of a ledger that both went on can be told from each other even if they

@@ -1,6 +1,6 @@
 """Who takes part: the draw whose probabilities the accountant relies on.
 
-`Poisson(rate)` tosses one coin per unit; it is what amplification by sampling is proved for under
+`Poisson(rate)` lets each unit join independently; it is what amplification by sampling is proved for under
 add-or-remove-one adjacency. An empty draw is a valid draw. `FixedSize(size)` draws exactly `size` units
 without replacement, which is another mechanism with another bound (replace-one adjacency). It is never
 accounted as Poisson.
@@ -10,7 +10,7 @@ accounted as Poisson.
 >>> FixedSize(3).draw(Bits.named(0), population=10).tolist()
 [5, 8, 9]
 
-Amplification holds only against those who do not know the coins: they come from secret bits
+Amplification holds only against those who do not know who was sampled: draws come from secret bits
 (`tacit.privacy.bits`), or from named ones in a simulation. Where sampling carries no part of a guarantee
 (runs without privacy, the cohorts of an example-level run), `repeatable` draws from a seeded generator.
 """
@@ -37,7 +37,7 @@ class Poisson:
 
     def draw(self, bits: Bits, population: int) -> Ids:
         """The ids that take part, sorted. It may be empty."""
-        return bits.coins(population, self.rate)
+        return bits.bernoulli(population, self.rate)
 
     def repeatable(self, rng: np.random.Generator, population: int) -> Ids:
         """The same distribution, at the cost of the cohort: its size first, then a subset of that size."""

@@ -33,7 +33,7 @@ from tacit.vector import Layout, Vectors
 Unit = Literal["client", "example"]
 Entropy = Literal["os", "seed"]
 State = dict[str, Any]
-"""What a mechanism remembers between rounds: plain numbers and vectors, saved with every checkpoint."""
+"""What a mechanism keeps between rounds: plain numbers and vectors, saved with every checkpoint."""
 
 COHORT, RELEASE, QUANTILE, METRICS = 1, 2, 3, 4
 """Purposes of named bits in a simulation."""
@@ -144,9 +144,9 @@ class Mechanism(Aggregation):
     sampling: Sampling
     """How cohorts are drawn from the population of clients."""
     epsilon: float | None = None
-    """The budget: no round is played that would take ε beyond it."""
+    """The budget: no round is run that would take ε beyond it."""
     entropy: Entropy = "os"
-    """Where coins and noise come from; "seed" makes the run a repeatable simulation without a claim."""
+    """Where sampling and noise come from; "seed" makes the run a repeatable simulation without a claim."""
     metrics: Metrics | None = None
     """What is told of each round, privately; None: whatever is told is exact, and outside the guarantee."""
 
@@ -187,7 +187,7 @@ class Mechanism(Aggregation):
 
     @property
     def simulated(self) -> bool:
-        """Named coins and noise can be repeated by whoever knows the name, so nothing is claimed."""
+        """Named sampling and noise can be repeated by whoever knows the name, so nothing is claimed."""
         return self.entropy == "seed"
 
     def expected(self, population: int) -> float:

@@ -250,7 +250,7 @@ class ClientLevel(Mechanism):
         models = Observer(
             "whoever sees every released model, but not who took part",
             epsilon,
-            "The server's coins stay secret.",
+            "Who is sampled stays secret.",
         )
         if self.noise_at == "server":
             return models, Observer(

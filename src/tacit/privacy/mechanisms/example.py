@@ -120,12 +120,12 @@ class ExampleLevel(Mechanism):
         return Part(self._step(smallest, workload, self.noise), workload.steps(largest))
 
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
-        plays = np.zeros(workload.population, np.int64)
+        times = np.zeros(workload.population, np.int64)
         for round in range(rounds):
-            plays[self.sample(round, 0, workload)] += 1
+            times[self.sample(round, 0, workload)] += 1
         totals = {
-            (self._step(records, workload, noise), played * workload.steps(records))
-            for played, records in {(int(p), int(n)) for p, n in zip(plays, workload.sizes, strict=True) if p}
+            (self._step(records, workload, noise), often * workload.steps(records))
+            for often, records in {(int(p), int(n)) for p, n in zip(times, workload.sizes, strict=True) if p}
         }
         return [
             {event: steps}
