@@ -27,7 +27,7 @@ from tacit.engine.work import public_steps
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.optimizers.schedules import Schedule
-from tacit.optimizers.server import ServerOptimizer
+from tacit.optimizers.server import OptimizerFactory, ServerOptimizer
 from tacit.privacy import Bounding, Ids
 from tacit.privacy.mechanisms.base import State
 from tacit.vector import Vectors, frozen_hash, read_buffers, read_values, write_buffers, write_values
@@ -43,7 +43,7 @@ class Settings:
     rounds: int
     lr: float
     lr_schedule: Schedule
-    server_optimizer: str = "sgd"
+    server_optimizer: str | OptimizerFactory = "sgd"
     server_lr: float = 1.0
     server_schedule: Schedule = field(default=lambda step: 1.0)
     server_options: Mapping[str, Any] = field(default_factory=dict)

@@ -56,7 +56,7 @@ from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.matrices import PRECISION, Floats, Matrix, largest_row, row_squares
 from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, State, Workload
 from tacit.privacy.mechanisms.client import ClientLevel
-from tacit.privacy.sampling import FixedSize
+from tacit.privacy.sampling import FixedSize, OwnSampling
 from tacit.privacy.totals import Profile
 from tacit.vector import Vectors
 
@@ -78,6 +78,11 @@ class Correlated(ClientLevel):
             raise UserError(
                 "privacy.noise_at: correlated noise is remembered from round to round, which only the "
                 "server can; leave it out"
+            )
+        if isinstance(self.sampling, OwnSampling):
+            raise UserError(
+                "sampling: correlated noise is made for clients that take part at known distances; leave "
+                "privacy.mechanism out, or sampling="
             )
         if self.rounds < 1:
             raise UserError(f"correlated noise over {self.rounds} rounds: choose at least 1")

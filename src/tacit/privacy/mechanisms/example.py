@@ -66,7 +66,6 @@ from tacit.privacy.mechanisms.base import (
     Workload,
 )
 from tacit.privacy.mechanisms.plain import repeatable_cohort, weighted_mean
-from tacit.privacy.sampling import Poisson
 from tacit.privacy.steps import batch_sampling, step_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
@@ -243,15 +242,11 @@ class ExampleLevel(Mechanism):
         steps = ", ".join(
             f"{count:,} steps at rate {getattr(event, 'rate', 1.0):.3g}" for event, count in worst
         )
-        if isinstance(self.sampling, Poisson):
-            cohort = f"each of {population:,} clients with probability {self.sampling.rate:g}, every round"
-        else:
-            cohort = f"{self.sampling.size:,} of {population:,} clients, every round"
         per = {"global": "over everything", "uniform": "per layer, C/√H each", "dim": "per layer, by size"}
         return Description(
             sampling=(
                 f"Sampling: Poisson batches inside each client; worst client: {steps or 'none yet'} "
-                f"(cohort: {cohort})."
+                f"(cohort: {self._cohort(population)})."
             ),
             clipping=f"Clipping: a record's gradient to norm {self.clip.bound:g}, {per[self.clip.per]}.",
             noise=(
