@@ -41,11 +41,14 @@ from tacit.engine.kinds import Threads, Workers, share
 from tacit.engine.shared import Place
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
+from tacit.system import starts_workers
 from tacit.vector import Vectors
 
 QUEUE = 2
 """Tasks a worker holds at once, so that it never waits for its next one."""
-KEPT_FROM_WORKERS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+KEPT_FROM_WORKERS = {
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+}
 """To stop is the round loop's to decide, also when the whole group or the service is told to."""
 Task = tuple[Any, ...]
 
@@ -108,6 +111,11 @@ class Pool:
         patience: Patience | None = None,
         computes: Sequence[Compute] = (HOST,),
     ) -> None:
+        if not starts_workers():
+            raise UserError(
+                "engine: worker processes need Linux or macOS, where they inherit shared memory; set "
+                "engine.workers to 0, which runs clients in this process"
+            )
         """`message` is an example of what will be sent: its names and lengths are fixed for the run.
 
         Workers take turns at `computes`: with as many of either, each has one of its own.
@@ -336,7 +344,7 @@ class Pool:
         code = self._end(worker, kill=True)
         worker.failures += 1
         if worker.failures >= self._patience.failures:
-            hint = "; −9 often means out of memory" if code == -signal.SIGKILL and why == "ended" else ""
+            hint = "; −9 often means out of memory" if code == -9 and why == "ended" else ""
             raise UserError(
                 f"a worker process failed {worker.failures} times in a row: it {why} "
                 f"(exit code {code}{hint}); try fewer engine.workers or a smaller batch, then `tacit resume`"

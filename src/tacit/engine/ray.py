@@ -47,12 +47,13 @@ from tacit.engine.contract import (
     shards,
 )
 from tacit.engine.device import DeviceSettings
-from tacit.engine.kinds import Threads, cores
+from tacit.engine.kinds import Threads
 from tacit.engine.ray_cluster import Cluster, import_ray, one_line
 from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker, joined, software
 from tacit.engine.states import NONE, DirectoryStates
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
+from tacit.system import cores
 from tacit.vector import Vectors
 
 QUEUE = 2

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from tacit.engine import BUFFERS, ClientStates
 from tacit.engine.states import STATES
 from tacit.errors import UserError
-from tacit.federation.files import digest, sealed, sync, unsealed, write_atomically
+from tacit.federation.files import digest, sealed, unsealed, write_atomically
 from tacit.reading import read_bytes, read_text
+from tacit.system import sync
 from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
 
 VECTORS, FACTS = "state.safetensors", "state.json"

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 from tacit import api, config
 from tacit.config.sweep import Point, Sweep, slug, without_seed
-from tacit.engine.kinds import cores
 from tacit.errors import Diverged, UserError
 from tacit.federation import read_metrics
 from tacit.federation.checkpoint import CONFIG
@@ -31,6 +30,7 @@ from tacit.federation.files import write_atomically
 from tacit.federation.lock import locked
 from tacit.reading import read_bytes
 from tacit.report.compare import differences
+from tacit.system import cores
 from tacit.tasks import headline
 
 DIVERGED = "diverged"
