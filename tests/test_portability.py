@@ -48,7 +48,8 @@ def test_windows_imports_plans_and_runs_in_one_process(tmp_path: Path) -> None:
     assert tacit.statement("run").epsilon > 0 and not [f for f in tacit.verify("run") if f.problem]
     for odd in ({"engine": {"workers": 2}}, {"engine": {"kind": "pool"}}):
         try:
-            tacit.run(tacit.load(sections | odd), odd["engine"].get("kind", "other"), dataset=data, progress=False)
+            folder = odd["engine"].get("kind", "two")
+            tacit.run(tacit.load(sections | odd), folder, dataset=data, progress=False)
         except UserError as error:
             print(error)
     from tacit.federation.lock import locked

@@ -146,13 +146,11 @@ def _load(job: Job, folder: Path, round: int) -> int:
     """Put the model of a kept round into the job; the round."""
     from safetensors.torch import load_file
 
-    from tacit.engine import BUFFERS
     from tacit.vector import write_buffers, write_values
 
     saved = load_file(folder / "checkpoint" / f"{round:06d}" / "state.safetensors")
     if saved["theta"].numel() != job.layout.shared:
         raise UserError(f"{folder}: its checkpoint is of another model")
     write_values(job.model, job.layout, saved["theta"])
-    if BUFFERS in saved:
-        write_buffers(job.model, saved[BUFFERS])
+    write_buffers(job.model, saved)
     return round

@@ -7,7 +7,7 @@ from tacit.engine.local import Local
 from tacit.engine.pool import Pool, PoolSettings
 from tacit.engine.ray import RaySettings
 from tacit.engine.states import ClientStates, DirectoryStates
-from tacit.engine.worker import BUFFERS, ClientError, Job, Worker
+from tacit.engine.worker import ClientError, Job, Worker
 from tacit.section import Section
 
 ENGINES: dict[str, type[Section]] = {
@@ -19,7 +19,6 @@ ENGINES: dict[str, type[Section]] = {
 """Every kind that a config's `engine.kind` may name: the section it is, which opens it."""
 
 __all__ = [
-    "BUFFERS",
     "ENGINES",
     "AutoSettings",
     "ClientError",

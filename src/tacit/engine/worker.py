@@ -42,8 +42,6 @@ from tacit.privacy import ExampleLevel, Mechanism, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors, read_buffers
 
-BUFFERS = "buffers"
-"""The reserved name under which BatchNorm's statistics and their like are sent."""
 TEST_CHUNK = 2000
 """Records of the test set in one evaluation task; fixed, so sums do not depend on the engine."""
 
@@ -91,10 +89,13 @@ class Job:
 
         Under a guarantee buffers stay as they were: statistics of records need noise, and would drown in it.
         """
-        sizes = dict(self.algorithm.uploads(self.layout))
-        if self.privacy is None and (buffers := read_buffers(self.model).numel()):
-            sizes[BUFFERS] = buffers
-        return sizes
+        buffers = read_buffers(self.model) if self.privacy is None else {}
+        return {**self.uploads, **{name: vector.numel() for name, vector in buffers.items()}}
+
+    @cached_property
+    def uploads(self) -> dict[str, int]:
+        """Names and lengths of what the algorithm's client part sends."""
+        return dict(self.algorithm.uploads(self.layout))
 
     @cached_property
     def workload(self) -> Workload:
@@ -215,14 +216,13 @@ class Worker:
                 message, self.compute.vectors(job.states.load(client, participant.state)), work
             )
             shown.refuse_if_written()
-            upload = received(sent, {name: t.numel() for name, t in into.items() if name != BUFFERS})
+            upload = received(sent, job.uploads)
         except Exception as error:
             where = f"client {client}, round {order.round}, step {work.count}"
             if isinstance(error, UserError):  # it says itself what to do
                 raise UserError(f"{where}: {error}") from error
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
-        if BUFFERS in into:
-            upload[BUFFERS] = flat.buffers
+        upload |= {name: live for name, live in flat.named_buffers.items() if name in into}
         layers = job.layout.layer_norms(upload["delta"]).tolist() if job.layers else None
         upload = {name: vector.to(self.compute.sums) for name, vector in upload.items()}
         norm, weight = self._add(order, client, upload, into, work.examples)
@@ -352,8 +352,7 @@ class Worker:
         self.forget()
         flat.shared.copy_(message["theta"])
         flat.personal.copy_(self._initial_personal if personal is None else personal)
-        if flat.buffers.numel():
-            flat.buffers.copy_(message[BUFFERS])
+        flat.load_buffers(message)
         if bool(flat.grad.any()):  # asked first: a gradient that nobody fills takes no memory
             flat.grad.zero_()
 

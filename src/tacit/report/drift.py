@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tacit import randomness
 from tacit.algorithms import Algorithm, FedAdamW, FedAvg
-from tacit.engine import BUFFERS, Job, Order, Participant
+from tacit.engine import Job, Order, Participant
 from tacit.engine.states import NONE
 from tacit.engine.worker import Worker
 from tacit.errors import UserError
@@ -73,8 +73,7 @@ def _spreads(
     worker = Worker(plain)
     state = algorithm.init(read_values(plain.model, plain.layout).float(), plain.layout)
     message: Vectors = {name: vector.clone() for name, vector in algorithm.message(state).items()}
-    if (buffers := read_buffers(plain.model)).numel():
-        message[BUFFERS] = buffers.clone()
+    message |= read_buffers(plain.model)
     means: dict[str, Tensor] = {}
     squares: dict[str, float] = {}
     for number, client in enumerate(clients, start=1):
