@@ -251,7 +251,7 @@ def dominating(parts: Iterable[Part]) -> Part:
 
 def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
     """Write a new ledger beside `path`, locked, and give it that name unless another has it by now."""
-    beside = path.with_name(f"{path.name}.{header.id}")
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     try:
         _lock(fd, beside)
