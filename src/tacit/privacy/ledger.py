@@ -251,7 +251,7 @@ def dominating(parts: Iterable[Part]) -> Part:
 
 def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
     """Write a new ledger beside `path`, locked, and give it that name unless another has it by now."""
-    beside = path.with_name(f"{path.name}.{header.id}")
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | system.BINARY, 0o600)
     try:
         _lock(fd, beside)
@@ -270,13 +270,13 @@ def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
         except FileExistsError:
             raise UserError(f"{path} is in use by another process; wait until that run has ended") from None
         system.sync(path.parent)  # the new name itself must survive a power cut
+        system.unlink_open(beside)
         return Ledger(fd, Contents(path, header, list(carried), hashes))
     except BaseException:
         os.close(fd)
-        raise
-    finally:
-        with suppress(PermissionError):  # Windows lets go of a name when the file is closed
+        with suppress(OSError):
             beside.unlink(missing_ok=True)
+        raise
 
 
 def _lock(fd: int, path: Path) -> None:
