@@ -19,7 +19,7 @@ MEASURED = Path(__file__).with_name("methods.json")
 
 
 @dataclass(frozen=True)
-class Traffic:
+class MethodTraffic:
     """What one client sends, receives and keeps, in multiples of the model."""
 
     up: float
@@ -73,12 +73,12 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
     console.print(" · ".join(f"{number} {name}" for number, name in PAPERS.items()))
 
 
-def known() -> dict[str, Traffic]:
+def known() -> dict[str, MethodTraffic]:
     """What was measured before: to do it again takes torch and seconds. A test does."""
-    return {name: Traffic(**found) for name, found in json.loads(MEASURED.read_text()).items()}
+    return {name: MethodTraffic(**found) for name, found in json.loads(MEASURED.read_text()).items()}
 
 
-def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
+def measure(algorithms: dict[str, Any]) -> dict[str, MethodTraffic]:
     """Let each algorithm train one client of a small vision transformer."""
     import numpy as np
     import torch
@@ -111,7 +111,7 @@ def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
             total, reports = engine.sum(Order(0, 0.1), message, [Participant(0)])
             kept = states.load(0, reports[0].state or NONE)
             engine.close()
-            found[name] = Traffic(
+            found[name] = MethodTraffic(
                 up=sum(v.numel() for v in total.values()) / size,
                 down=sum(v.numel() for v in message.values()) / size,
                 keeps={k: v.numel() / size for k, v in kept.items()},

@@ -73,10 +73,13 @@ def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], N
     return np.sort(public), np.sort(private)
 
 
-def build_population(config: Config, dataset: Dataset) -> Population:
-    """The clients and what each one holds."""
+def build_population(
+    config: Config, dataset: Dataset, private: NDArray[np.int64] | None = None
+) -> Population:
+    """The clients and what each one holds, out of the `private` records: those that are not public."""
     records = dataset.train
-    _, private = split_public(config, dataset)
+    if private is None:
+        _, private = split_public(config, dataset)
     rng = randomness.generator(config.seed, "partition")
     kind = config.data.partition
     if isinstance(kind, Owners):
@@ -207,7 +210,8 @@ def build_job(
     """What the workers need; any part can be given as an object instead of by name."""
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
-    population = population or build_population(config, dataset)
+    public, private = split_public(config, dataset)
+    population = population or build_population(config, dataset, private)
     states: ClientStates = DirectoryStates(folder / STATES)
     if isinstance(population, OwnersPopulation):
         states = RemoteStates(folder / STATES)
@@ -234,7 +238,7 @@ def build_job(
         evaluation_batch=config.evaluate.batch,
         layers=config.evaluate.layers,
         privacy=build_privacy(config, population, algorithm, local, sampling),
-        public=split_public(config, dataset)[0],
+        public=public,
         probe=build_probe(config, population),
         augment=build_augment(config, dataset),
     )
