@@ -28,7 +28,7 @@ def audit(
     """Try to refute a config's claim: a lower bound on ε, with confidence, beside the claimed one.
 
     First the mechanism alone, with worst-case canaries through the code that a run uses; then one run in
-    which some clients (or records) are canaries, each there by a fair coin. The run is played with fresh
+    which some clients (or records) are canaries, each there by a fair coin. The run is made with fresh
     entropy and thrown away. Exit code 1 if more leaks than is claimed. An audit can say no, never yes.
 
     - `tacit audit recipes/quickstart.yaml --fast`
