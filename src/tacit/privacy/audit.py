@@ -87,8 +87,8 @@ class Audit:
             about += f"; at δ = {self.curve.delta:.2g}, {there}{by}"
         return (
             f"{self.what}: claimed ε = {self.claimed:.3g}, audited ε ≥ {self.lower:.3g} at δ = "
-            f"{self.delta:g} with {percent(self.confidence)} confidence{about}: {verdict} ({self.trials:,} trials "
-            f"by {self.attack}, {self.seconds:.1f} s)."
+            f"{self.delta:g} with {percent(self.confidence)} confidence{about}: {verdict} ({self.trials:,} "
+            f"trials by {self.attack}, {self.seconds:.1f} s)."
         )
 
 
