@@ -36,7 +36,8 @@ def plain_mechanism(mechanism: Mechanism) -> dict[str, Any]:
     values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
     clip, sampling = mechanism.clip, mechanism.sampling
     drawn = {"rate": sampling.rate} if isinstance(sampling, Poisson) else {"size": sampling.size}
-    rule = {"bound": clip.bound, "per": clip.per, "mode": clip.mode}
+    rule: dict[str, Any] = {"bound": clip.bound, "per": clip.per, "mode": clip.mode}
+    rule |= {"weights": clip.weights} if clip.weights else {}
     metrics = None if mechanism.metrics is None else asdict(mechanism.metrics)
     return {"kind": mechanism.kind, **values, "clip": rule, "sampling": drawn, "metrics": metrics}
 

@@ -197,7 +197,7 @@ class ClientLevel(Mechanism):
             covered.append("how many clients are in a cohort: each is told, to size its share of the noise")
         return Description(
             sampling=f"Sampling: {sampled}.",
-            clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self._how_clipped}.",
+            clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self.clip.how}.",
             noise=(
                 f"Noise: a rounded Gaussian on whole numbers, {self.sum_noise:g} × the clipping norm on each "
                 f"sum, made by {maker}, from {self._source}. The accountant's ε is that of the released "
@@ -239,12 +239,6 @@ class ClientLevel(Mechanism):
             "most often. Neighbours: what a client sent, or zeros in its place."
         )
         return Observer("whoever watches the network, and sees every released model", epsilon, why)
-
-    @property
-    def _how_clipped(self) -> str:
-        return {"global": "over everything", "uniform": "per layer, C/√H each", "dim": "per layer, by size"}[
-            self.clip.per
-        ]
 
     def _observers(self, epsilon: float) -> tuple[Observer, ...]:
         models = Observer(

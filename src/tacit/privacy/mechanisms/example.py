@@ -247,13 +247,12 @@ class ExampleLevel(Mechanism):
             cohort = f"each of {population:,} clients with probability {self.sampling.rate:g}, every round"
         else:
             cohort = f"{self.sampling.size:,} of {population:,} clients, every round"
-        per = {"global": "over everything", "uniform": "per layer, C/√H each", "dim": "per layer, by size"}
         return Description(
             sampling=(
                 f"Sampling: Poisson batches inside each client; worst client: {steps or 'none yet'} "
                 f"(cohort: {cohort})."
             ),
-            clipping=f"Clipping: a record's gradient to norm {self.clip.bound:g}, {per[self.clip.per]}.",
+            clipping=f"Clipping: a record's gradient to norm {self.clip.bound:g}, {self.clip.how}.",
             noise=(
                 f"Noise: a rounded Gaussian on whole numbers, {self.noise:g} × the sensitivity of every sum "
                 f"of a batch's gradients, made by each client, from {self._source}. The sensitivity is the "
