@@ -3,7 +3,7 @@
 `python bench/audits.py 200` audits so many small sound runs, with fresh entropy and another seed each, and
 counts the claims that were refuted, of runs and of mechanisms alone. Kinds take turns: both units, three
 mechanisms, Poisson and fixed cohorts, three clips, three methods. So do three noise multipliers: with 2 a
-bound has far to go to the claim, with 200 next to nothing is claimed and any luck of the guesser's is an alarm.
+bound has far to go to the claim, with 200 so little is claimed that any luck of the guesser's is an alarm.
 At 95 % confidence no more than one in twenty may be. `docs/audit.md` has the counts.
 """
 

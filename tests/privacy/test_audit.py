@@ -179,8 +179,8 @@ def test_sound_mechanisms_are_not_refuted_200_times() -> None:
 
 
 def test_the_audit_sees_most_of_what_is_there() -> None:
-    """Not vacuous: even so sure, two fifths of a sound mechanism's ε are shown (100 repetitions: 0.66 ± 0.05 of
-    it, five deviations more).
+    """Not vacuous: even so sure, two fifths of a sound mechanism's ε are shown (100 repetitions: 0.66 ± 0.05
+    of it, five deviations more).
     """
     mechanism = ExampleLevel(1.0, 0.1, Clip(0.5), Poisson(1.0))
     found = audit_mechanism(mechanism, trials=32_768, confidence=SURE, rate=1.0)
