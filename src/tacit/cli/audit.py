@@ -20,7 +20,7 @@ def audit(
     ] = [],  # noqa: B006
     canaries: Annotated[int, typer.Option(min=10, help="Clients or records that are canaries.")] = 200,
     trials: Annotated[int, typer.Option(min=256, help="Trials of the mechanism alone.")] = 20_000,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="That the bounds hold.")] = 0.95,
+    confidence: Annotated[float, typer.Option(min=0.5, max=1 - 1e-9, help="That the bounds hold.")] = 0.95,
     fast: Annotated[bool, typer.Option("--fast", help="The mechanism alone, without a run.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw it here (.png, .svg).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
