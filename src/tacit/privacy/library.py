@@ -1,9 +1,9 @@
 """dp_accounting, imported without the parts of scipy that it does not use here.
 
-It imports scipy's optimize, signal and stats: a second, which `tacit plan` should not wait for. What it needs of
-them for Gaussians is one normal distribution, whose three functions are scipy.special's own. So those modules
-stand in its place until something else of them is asked for; then they are imported, and asked. Nobody else
-sees the stand-ins: where scipy's modules are already there, or are imported later, they are scipy's.
+It imports scipy's optimize, signal and stats: a second, which `tacit plan` should not wait for. All that
+Gaussians need of them is the normal distribution, whose functions are scipy.special's own. So empty modules
+stand in for them while it is imported; when something else of one is asked for, scipy's is imported and asked.
+Nobody else sees the stand-ins: modules of scipy that are there already are used, and later imports get scipy's.
 """
 
 from __future__ import annotations
