@@ -3,7 +3,7 @@
 It imports scipy's optimize, signal and stats: a second, which `tacit plan` should not wait for. All that
 Gaussians need of them is the normal distribution, whose functions are scipy.special's own. So empty modules
 stand in for them while it is imported; when something else of one is asked for, scipy's is imported and
-asked. Nobody else sees the stand-ins: where scipy's modules are there already or come later, they are scipy's.
+asked. Nobody else sees the stand-ins: modules of scipy that are there already, or come later, are its own.
 """
 
 from __future__ import annotations
