@@ -21,8 +21,6 @@ from tacit.engine import InProcessSettings
 from tacit.engine.device import devices
 from text_helpers import sentences
 
-accel.install()
-
 
 def vectors(folder: Path) -> dict[str, torch.Tensor]:
     """Everything that a run's newest checkpoint holds."""

@@ -46,8 +46,8 @@ def locked(folder: Path, create: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        if create and [entry.name for entry in folder.iterdir()] == [LOCK]:
-            with suppress(OSError):
+        with suppress(OSError):
+            if create and [entry.name for entry in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
                 folder.rmdir()
         _held.discard(identity)

@@ -40,6 +40,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -273,12 +274,13 @@ def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
             os.fsync(folder)  # the new name itself must survive a power cut
         finally:
             os.close(folder)
+        beside.unlink()
         return Ledger(fd, Contents(path, header, list(carried), hashes))
     except BaseException:
         os.close(fd)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _lock(fd: int, path: Path) -> None:
