@@ -15,7 +15,6 @@ import pytest
 import torch
 from _pytest.runner import runtestprotocol
 
-import accel
 from tacit import ArrayRecords, Dataset
 from tacit.config import Config, load
 
@@ -43,6 +42,8 @@ def _in_a_child(item: pytest.Item) -> list[pytest.TestReport]:
         child = os.fork()
         if child == 0:
             try:
+                import accel
+
                 accel.install()
                 reports = runtestprotocol(item, nextitem=None, log=False)
                 data = [hook.pytest_report_to_serializable(config=config, report=r) for r in reports]
