@@ -1,8 +1,8 @@
 """A process that imports torch and the model's libraries once, and of which every worker is a fork.
 
 torch takes two seconds of a core to import, transformers with peft five more: once for a run, not once for
-each worker, and their memory is the workers' in common. `python -P -m tacit.engine.fork_server FD` serves the
-pipe FD until the other end is closed or its maker dies; its workers then end too.
+each worker, and their memory is the workers' in common. The server has `python -P` and a clean path,
+as a fresh worker has, and ends when its pipe is closed or its maker dies; its workers end with it.
 
 A fork is sound where nothing but the one thread that forks would have to live on in the child. So the server
 computes nothing, draws no random number, reads no user's code, and counts its threads before each fork; with
@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from tacit.engine import pool_worker
 from tacit.engine.shared import import_path
 
 LIBRARIES = ("tacit", "transformers", "peft")
@@ -52,7 +51,7 @@ class ForkServer:
         self._pipe, theirs = Pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
                 pass_fds=[theirs.fileno(), *self._fds],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -145,6 +144,8 @@ def modules(model: nn.Module) -> list[str]:
 
 def serve(pipe: Connection[Any, Any]) -> None:
     """Fork, poll and kill workers until the pipe closes."""
+    import_module("tacit.engine.pool_worker")  # and all that every worker needs
+
     maker, path, names = pipe.recv()
     sys.path[:] = path  # as a worker has it before it reads the job
     for name in names:
@@ -174,6 +175,8 @@ def serve(pipe: Connection[Any, Any]) -> None:
 
 def _forked(pipe: Connection[Any, Any], fd: int, others: Sequence[int]) -> int:
     """The process id of a new worker, which closes what belongs to others."""
+    from tacit.engine.pool_worker import work
+
     server = os.getpid()
     pid = os.fork()
     if pid:
@@ -185,7 +188,7 @@ def _forked(pipe: Connection[Any, Any], fd: int, others: Sequence[int]) -> int:
             for other in others:
                 os.close(other)
             np.random.seed()  # noqa: NPY002 (the only generator that was seeded before the fork)
-            pool_worker.work(Connection(fd))
+            work(Connection(fd))
     finally:
         with suppress(Exception):
             sys.stdout.flush(), sys.stderr.flush()
@@ -200,6 +203,6 @@ def _code(pid: int, options: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-if __name__ == "__main__":
+def main() -> None:
     with suppress(EOFError, OSError):
         serve(Connection(int(sys.argv[1])))
