@@ -409,8 +409,8 @@ def build_privacy(
         )
     if section.unit == "example" and config.model.frozen == "4bit":
         raise UserError(
-            "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to keep "
-            "records apart; set it to bf16, or privacy.unit to client"
+            "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to "
+            "keep records apart; set it to bf16, or privacy.unit to client"
         )
     if section.unit == "client" and isinstance(population, OwnersPopulation):
         options["deployed"] = True
