@@ -120,7 +120,7 @@ class Model(BaseModel):
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
     frozen: Literal["float32", "bf16", "4bit"] = "float32"
-    """How parameters that are not trained are kept; 4bit needs bitsandbytes and a CUDA device."""
+    """How parameters that are not trained are kept; 4bit needs bitsandbytes."""
 
     @model_validator(mode="before")
     @classmethod
