@@ -69,7 +69,7 @@ def test_the_budget_is_kept_by_the_client_alone_over_all_runs(tmp_path: Path) ->
     head, body = small.transport.orders[-1][1:]
     order = read(head, small.key.public_key(), TrainOrder)
     fresh = TrainOrder(**{**vars(order), "nonce": "a" * 32, "to": small.whos[worst], "client": worst})
-    again = small.reopened(worst).answer(written(fresh, small.key), lambda: body)
+    again = small.reopened(worst).answer(written(fresh, small.key), lambda size: body)
     assert refusal(small, worst, again) == "budget" and charges(small, worst) == 2
 
 
@@ -143,10 +143,10 @@ def test_a_stale_order_costs_nothing(tmp_path: Path) -> None:
     fresh = written(TrainOrder(**{**vars(order), "nonce": "f" * 32}), small.key)
     for shift in (order.ttl + 60, -3600.0):
         late[0] = shift
-        assert refusal(small, client, small.clients[client].answer(fresh, lambda: body)) == "expired"
+        assert refusal(small, client, small.clients[client].answer(fresh, lambda size: body)) == "expired"
     assert charges(small, client) == 1
     late[0] = 0.0
-    assert small.clients[client].answer(fresh, lambda: body) is not None
+    assert small.clients[client].answer(fresh, lambda size: body) is not None
     assert charges(small, client) == 2, "the very same order is carried out while it holds"
 
 
@@ -154,9 +154,9 @@ def test_an_order_is_carried_out_once(tmp_path: Path) -> None:
     small = federation(tmp_path, {"unit": "example"})
     small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
     client, _, head, body = given(small)
-    assert refusal(small, client, small.clients[client].answer(head, lambda: body)) == "replayed"
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "replayed"
     small.reopened(client)
-    assert refusal(small, client, small.clients[client].answer(head, lambda: body)) == "replayed"
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "replayed"
     assert charges(small, client) == 1
 
 
@@ -165,9 +165,9 @@ def test_an_order_for_another_or_from_another_is_dropped(tmp_path: Path) -> None
     small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
     client, order, head, body = given(small)
     other = (client + 1) % 4
-    assert small.clients[other].answer(head, lambda: body) is None
+    assert small.clients[other].answer(head, lambda size: body) is None
     forged = written(TrainOrder(**{**vars(order), "nonce": "e" * 32}), small.clients[other]._key)
-    assert small.clients[client].answer(forged, lambda: body) is None
+    assert small.clients[client].answer(forged, lambda size: body) is None
     assert [small.log(c)[-1]["what"] for c in (client, other)] == ["dropped", "dropped"]
     assert charges(small, client) == charges(small, other) == 1
 
@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_refused_and_costs_nothing(change: dict[str, Any], 
     small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
     client, order, _, body = given(small)
     head = written(TrainOrder(**{**vars(order), "nonce": "d" * 32, **change}), small.key)
-    assert refusal(small, client, small.clients[client].answer(head, lambda: body)) == "mismatch"
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "mismatch"
     assert charges(small, client) == 1
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_gets_dearer_is_another_run(tmp_path: Path) -> None:
     config = order.config.replace("noise: 1.0", "noise: 0.5")
     assert config != order.config
     head = written(TrainOrder(**{**vars(order), "nonce": "c" * 32, "config": config}), small.key)
-    assert refusal(small, client, small.clients[client].answer(head, lambda: body)) == "failed"
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "failed"
     assert charges(small, client) == 1
 
 

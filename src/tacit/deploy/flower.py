@@ -30,6 +30,7 @@ from typing import Any
 
 from tacit.deploy.client import Reply
 from tacit.deploy.keys import PrivateKey, fingerprint
+from tacit.deploy.messages import Body
 from tacit.deploy.roster import Roster
 from tacit.deploy.server import Parcel
 from tacit.errors import UserError
@@ -380,7 +381,7 @@ def attend(
     server: str,
     authority: Path,
     key: PrivateKey,
-    answer: Callable[[bytes, Callable[[], bytes]], Reply | None],
+    answer: Callable[[bytes, Body], Reply | None],
     stop: threading.Event,
     home: Path,
     say: Callable[[str], None] = _log.info,
@@ -461,7 +462,7 @@ def _connected(
 
 def _attend(
     connection: tuple[Any, Any, threading.Event],
-    answer: Callable[[bytes, Callable[[], bytes]], Reply | None],
+    answer: Callable[[bytes, Body], Reply | None],
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> None:
@@ -553,7 +554,7 @@ def _parcel(content: Any) -> Parcel | None:
         return None
     if not isinstance(head, bytes) or not isinstance(body, bytes):
         return None
-    return head, lambda: body
+    return head, lambda size: body
 
 
 __all__ = ["FLEET", "SOCKET", "Gate", "SuperLinkTransport", "attend", "online", "serve"]

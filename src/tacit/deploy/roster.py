@@ -92,6 +92,25 @@ class Roster:
         return Roster(self.members[:clients])
 
 
+def held(folder: Path) -> Roster:
+    """The roster that a client holds: others whom its owner knows; nobody, as long as none were taken in."""
+    return Roster.read(folder) if (folder / ROSTER).exists() else Roster()
+
+
+def taken_in(roster: Roster, cards: Sequence[Path]) -> Roster:
+    """The same with the clients of these cards, and nothing of them but names and keys."""
+    for file in cards:
+        roster = roster.with_member(replace(card_of(file), records=0))
+    return roster
+
+
+def card_of(file: Path) -> Member:
+    try:
+        return read_card(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error})") from None
+
+
 def read_card(text: str, where: str) -> Member:
     """What `tacit client check` wrote for the server's operator: name, key, perhaps a number of records."""
     try:
