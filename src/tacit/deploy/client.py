@@ -73,7 +73,7 @@ Prepare = Callable[[TrainOrder, Path], Prepared]
 
 Raises `NotAllowed` if the owner's policy forbids it, and `UserError` if it cannot be done.
 """
-Reply = tuple[bytes, bytes]
+Reply = tuple[bytes, bytes | bytearray]
 """A head and a body."""
 
 
@@ -258,7 +258,7 @@ class Client:
         self,
         order: TrainOrder,
         head: bytes,
-        body: bytes,
+        body: bytes | bytearray,
         vectors: tuple[Vector, ...],
         report: Report,
         digest: str | None,

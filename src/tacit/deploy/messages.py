@@ -312,10 +312,17 @@ def head_hash(message: bytes) -> str:
     return sha256(message).hexdigest()
 
 
-def pack(vectors: Mapping[str, torch.Tensor]) -> tuple[bytes, tuple[Vector, ...]]:
+def pack(vectors: Mapping[str, torch.Tensor]) -> tuple[bytearray, tuple[Vector, ...]]:
     """A body, and what its head says about it."""
+    if sys.byteorder != "little":
+        raise UserError("machines that number bytes from the other end are not supported")
     named = tuple((name, _NAMES[v.dtype], v.numel()) for name, v in vectors.items())
-    return b"".join(_little(v.detach().contiguous()).tobytes() for v in vectors.values()), named
+    body, at = bytearray(sum(WIDTHS[dtype] * length for _, dtype, length in named)), 0
+    for vector in vectors.values():
+        part: Any = vector.detach().contiguous().view(torch.uint8).numpy()
+        memoryview(body)[at : at + part.size] = memoryview(part)
+        at += part.size
+    return body, named
 
 
 def body_hash(body: bytes | bytearray) -> str:
@@ -353,12 +360,6 @@ def exact(body: Body, size: int, digest: str) -> bytes | bytearray:
     if body_hash(content) != digest:
         raise BadMessage("its body is not the one that its head names")
     return content
-
-
-def _little(vector: torch.Tensor) -> Any:
-    if sys.byteorder != "little":
-        raise UserError("machines that number bytes from the other end are not supported")
-    return vector.numpy()
 
 
 def _dump(head: Head) -> bytes:

@@ -86,7 +86,7 @@ class Transport(Protocol):
     def online(self) -> set[str]:
         """Who is there now, by the hashes of their keys."""
 
-    def send(self, orders: Mapping[str, bytes], body: bytes, ttl: float) -> dict[str, str]:
+    def send(self, orders: Mapping[str, bytes], body: bytes | bytearray, ttl: float) -> dict[str, str]:
         """Hand over an order to each of these clients, all with one body; a ticket for each that took it."""
 
     def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
@@ -220,7 +220,7 @@ class Deployed:
             body=body,
         )
 
-    def _sent(self, orders: Sequence[TrainOrder | StepOrder], body: bytes) -> Leg:
+    def _sent(self, orders: Sequence[TrainOrder | StepOrder], body: bytes | bytearray) -> Leg:
         """Send these orders, all with one body, to those of their clients who were not put out."""
         told: dict[int, Told] = {}
         for order in orders:
