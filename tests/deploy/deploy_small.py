@@ -95,7 +95,7 @@ class ByHand:
         for who, head in orders.items():
             if who not in self.away:
                 tickets[who] = str(len(self.orders))
-                self.orders.append((who, *self.rewritten(who, head, body)))
+                self.orders.append((who, *self.rewritten(who, head, bytes(body))))
                 self.waiting[tickets[who]] = self.orders[-1]
         return tickets
 
@@ -103,7 +103,7 @@ class ByHand:
         found: dict[str, Parcel | None] = {}
         for ticket in tickets:
             who, head, body = self.waiting.pop(ticket)
-            reply = self.clients[who].answer(head, lambda size, body=body: body)
+            reply = self.clients[who].answer(head, lambda size, body=body: bytearray(body))
             if reply is not None:
                 self.replies.append((who, reply))
                 reply = self.changed(who, reply)

@@ -30,7 +30,8 @@ from tacit.deploy.messages import (
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 TOKEN = "0123456789abcdef" * 2
-BODY, VECTORS = pack({"theta": torch.arange(3.0), "k": torch.tensor([1, -2], dtype=torch.int32)})
+PACKED, VECTORS = pack({"theta": torch.arange(3.0), "k": torch.tensor([1, -2], dtype=torch.int32)})
+BODY = bytes(PACKED)
 ORDER = TrainOrder(
     run=TOKEN,
     to=TOKEN * 2,
@@ -90,9 +91,12 @@ def test_bodies_are_exact() -> None:
     again = unpack(lambda size: body, replace(ORDER, vectors=vectors, body=body_hash(body)), vectors)["x"]
     assert torch.equal(again.view(torch.int32), odd.view(torch.int32))
     found["theta"].add_(1)
-    assert torch.equal(unpack(lambda size: BODY, ORDER, VECTORS)["theta"], torch.arange(3.0)), (
-        "in memory of its own"
-    )
+    again = unpack(lambda size: BODY, ORDER, VECTORS)["theta"]
+    assert torch.equal(again, torch.arange(3.0)), "in memory of its own"
+    fetched = bytearray(BODY)
+    where_it_came = unpack(lambda size: fetched, ORDER, VECTORS)["theta"]
+    where_it_came.add_(1)
+    assert fetched != BODY and where_it_came.tolist() == [1.0, 2.0, 3.0], "no copy of what was fetched"
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,15 @@ def test_an_order_for_another_or_from_another_is_dropped(tmp_path: Path) -> None
     assert charges(small, client) == charges(small, other) == 1
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """A federation that has played one round; for tests that leave it as it is."""
+    place = tmp_path_factory.mktemp("played")
+    small = federation(place, {"unit": "example"})
+    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), place / "run")
+    return small
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -189,9 +198,8 @@ def test_an_order_for_another_or_from_another_is_dropped(tmp_path: Path) -> None
         {"config": "a: &a [*a]"},
     ],
 )
-def test_what_does_not_fit_is_refused_and_costs_nothing(change: dict[str, Any], tmp_path: Path) -> None:
-    small = federation(tmp_path, {"unit": "example"})
-    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
+def test_what_does_not_fit_is_refused_and_costs_nothing(change: dict[str, Any], played: Small) -> None:
+    small = played
     client, order, _, body = given(small)
     head = written(TrainOrder(**{**vars(order), "nonce": "d" * 32, **change}), small.key)
     assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "mismatch"

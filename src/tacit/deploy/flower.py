@@ -27,14 +27,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tacit.deploy.client import Reply
 from tacit.deploy.keys import PrivateKey, fingerprint
-from tacit.deploy.messages import BadMessage, Body
 from tacit.deploy.roster import Roster
-from tacit.deploy.server import Parcel
 from tacit.errors import UserError
+
+if TYPE_CHECKING:  # what carries messages starts without what trains
+    from tacit.deploy.client import Reply
+    from tacit.deploy.messages import Body
+    from tacit.deploy.server import Parcel
 
 SOCKET, HOME = "superlink.sock", "flower"
 FLEET = frozenset(
@@ -572,6 +574,8 @@ class _Post:
         from flwr.app import ConfigRecord, RecordDict
         from flwr.supercore.inflatable.inflatable_object import get_object_body
 
+        from tacit.deploy.messages import BadMessage
+
         try:
             (content,) = self._tree.children
             records = json.loads(get_object_body(self._part(content.object_id), RecordDict))
@@ -602,6 +606,8 @@ class _Post:
             get_object_children_ids_from_object_content,
         )
 
+        from tacit.deploy.messages import BadMessage
+
         content, at = bytearray(size), 0
         try:
             array = self._part(json.loads(get_object_body(self._part(name), ArrayRecord))[BODY])
@@ -622,6 +628,8 @@ class _Post:
         """One piece, as soon as its sender has brought it."""
         from flwr.supercore.inflatable.inflatable_object import get_object_id
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+
+        from tacit.deploy.messages import BadMessage
 
         if not isinstance(name, str):
             raise BadMessage("it names no piece")

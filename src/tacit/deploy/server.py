@@ -42,7 +42,8 @@ from tacit.deploy.messages import (
     unpack,
     written,
 )
-from tacit.deploy.roster import Member, Owners
+from tacit.deploy.owners import Owners
+from tacit.deploy.roster import Member
 from tacit.deploy.states import RemoteStates
 from tacit.engine import Job, Order, Report, Tune, Visit, Worker, shards
 from tacit.engine.contract import Progress, ignore

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
+from tacit.deploy.folders import KEY
 from tacit.deploy.keys import PrivateKey, read_key
 from tacit.deploy.masked_sums import MaskedSums
 from tacit.deploy.server import LOG, Deployed, Patience, Transport
@@ -15,9 +16,6 @@ from tacit.engine.contract import Replay, free
 from tacit.privacy import SecureSum
 from tacit.section import Section
 from tacit.vector import Vectors
-
-KEY = "server"
-"""The server's own key, in the federation's folder."""
 
 
 def deployed(job: Job, transport: Transport, key: PrivateKey, log: Path, patience: Patience) -> Deployed:
