@@ -251,3 +251,45 @@ def test_a_charge_stays_when_the_client_dies_before_it_answers(
     small.resume(tmp_path / "run")
     assert charges(small, paid[0]) == 2, "the round that is played again is paid again"
     assert client in range(4)
+
+
+def test_correlated_noise_is_paid_once_and_nobody_is_asked_before_its_turn(tmp_path: Path) -> None:
+    """Four clients in two groups: each takes part in every other round, and checks that by itself."""
+    blt = {"unit": "client", "noise": 4.0, "clip": 0.5, "delta": 1e-3, "mechanism": {"kind": "blt"}}
+    asked = {"method": "fedavg", "privacy": blt, "cohort": 2, "rounds": 4}
+    small = federation(tmp_path, {"unit": "client", "epsilon": 50, "delta": 1e-3})
+    result = small.run(settings(deployed=small.folder, **asked), tmp_path / "run")
+    assert [charges(small, number) for number in range(4)] == [2] * 4
+    (models, server) = tacit.statement(tmp_path / "run").observers
+    assert server.epsilon is None and "who took part when" in models.who
+    for client in small.clients:
+        own = own_statement(client.folder, client.allow)
+        assert own.epsilon == pytest.approx(result.metrics[-1]["epsilon"]), "all of the run, from its start"
+    client, order, _, body = given(small)
+    for round, seed in ((order.round + 1, None), (order.round + 3, None), (order.round + 3, 9), (4, None)):
+        config = order.config if seed is None else order.config.replace("seed: 5", f"seed: {seed}")
+        assert seed is None or config != order.config
+        head = written(
+            TrainOrder(
+                **{**vars(order), "nonce": f"{round:016x}{seed or 0:016x}", "round": round, "config": config}
+            ),
+            small.key,
+        )
+        assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "not allowed"
+    assert charges(small, client) == 2
+    again = TrainOrder(**{**vars(order), "nonce": "b" * 32, "round": order.round + 2, "attempt": 1})
+    reply = small.reopened(client).answer(written(again, small.key), lambda size: body)
+    assert reply is not None and charges(small, client) == 3
+    assert (
+        own_statement(small.clients[client].folder, small.clients[client].allow).epsilon
+        > result.metrics[-1]["epsilon"]
+    ), "a round that is played again is paid again"
+    with pytest.raises(UserError, match="leave it out, so that clients take turns"):
+        banded = {**blt, "mechanism": {"kind": "banded", "bands": 2}}
+        small.run(
+            settings(
+                deployed=small.folder,
+                **{**asked, "privacy": banded, "cohort": {"size": 2, "sampling": "poisson"}},
+            ),
+            tmp_path / "banded",
+        )

@@ -27,7 +27,7 @@ import torch
 
 from tacit.data.identity import Identity
 from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint, keyed_hash
-from tacit.deploy.ledgers import Nonces, OverBudget, OwnLedgers, own_cost
+from tacit.deploy.ledgers import Nonces, OverBudget, OwnLedgers, due_parts, own_cost
 from tacit.deploy.masked import MASKED, Mismatch, Parts
 from tacit.deploy.messages import (
     Answer,
@@ -147,7 +147,7 @@ class Client:
         mechanism, bounding = prepared.job.privacy, _bounding(order, prepared.job)
         assert mechanism is not None and bounding is not None
         allow, cost = self.allow, own_cost(mechanism, prepared.job.workload, order.client)
-        self.ledgers.refuse_over(cost, prepared.data, allow.unit, allow.epsilon, allow.delta)
+        self.ledgers.refuse_over([cost], prepared.data, allow.unit, allow.epsilon, allow.delta)
         return self._said(order, head, self._parts.begin(order, mechanism, bounding))
 
     def _stepped(self, order: StepOrder, head: bytes, body: Body) -> Reply:
@@ -249,10 +249,12 @@ class Client:
         if job.privacy is None:
             self.log("unprotected", order)
             return
-        cost = own_cost(job.privacy, job.workload, order.client)
+        cost, before = own_cost(job.privacy, job.workload, order.client), self.ledgers.rounds(order.run)
+        parts = due_parts(job.privacy, job.workload, order.client, order.round, before)
         self.ledgers.charge(
-            order.run, order.round, cost, job.privacy, prepared.data, allow.unit, allow.epsilon, allow.delta
-        )
+            order.run, order.round, parts, cost, job.privacy, prepared.data, allow.unit, allow.epsilon,
+            allow.delta,
+        )  # fmt: skip
 
     def _told(
         self,

@@ -145,7 +145,10 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
         runtime_dependency_install=False,
     )
     app = create_app(config, SuperLinkLifespan)
+    # Whoever connects lets go of an idle connection after 5 s. If the server did so first, one that was just
+    # to be used again would be closed under it.
     common: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    common["timeout_keep_alive"] = 60
 
     class Server(uvicorn.Server):
         @contextmanager

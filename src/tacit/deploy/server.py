@@ -51,7 +51,8 @@ from tacit.engine.states import version
 from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG
 from tacit.federation.files import unsealed_text
-from tacit.privacy import AdaptiveClip, Bounding, ClientLevel, ExampleLevel, SecureSum
+from tacit.privacy import Bounding, ClientLevel, FixedSize
+from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.vector import Vectors, frozen_hash
 
 SHORTEST, POLL = 0.05, 0.5
@@ -372,10 +373,10 @@ def checked_norm(upload: Vectors, bounding: Bounding | None) -> float:
 def refuse_undeployable(job: Job) -> None:
     """Runs that real clients cannot take part in, or not yet."""
     privacy = job.privacy
-    if privacy is not None and type(privacy) not in (ClientLevel, AdaptiveClip, ExampleLevel, SecureSum):
+    if isinstance(privacy, Correlated) and not isinstance(privacy.sampling, FixedSize):
         raise UserError(
-            f"privacy: real clients cannot count the cost of {privacy.kind} noise by themselves yet; leave "
-            "out privacy.mechanism"
+            "cohort.sampling: who takes part is no secret between real clients, and correlated noise with "
+            "Poisson cohorts counts on it; leave it out, so that clients take turns"
         )
     if privacy is not None and privacy.metrics is not None:
         raise UserError("privacy.metrics: real clients do not tell the numbers it is made of; leave it out")
