@@ -14,12 +14,30 @@ import torch
 from tacit import ArrayRecords, Dataset
 from tacit.config import Config, load
 
+DEVICE = pytest.StashKey[Any]()
+
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that fork come first, those of a device last: autograd's threads for it forbid forks after."""
-    items.sort(key=lambda item: ("accel" in item.path.name) - ("faults" in item.path.parts))
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before anything is computed here: the process whose forks will have the pretended device."""
+    items = [item for item in session.items if "accel" in item.path.name]
+    if items:
+        from device_process import DeviceProcess
+
+        session.config.stash[DEVICE] = DeviceProcess(session, items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> object:
+    """Tests of the pretended device run in a fork that has it; all others, here, without."""
+    if "accel" not in item.path.name:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in item.config.stash[DEVICE].run(item):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,6 @@ from torch.nn import functional as F
 import accel
 from tacit.models.vit import vit
 
-accel.install()
-
 
 def gradients(model: nn.Module, x: Tensor, y: Tensor, device: str) -> list[Tensor]:
     torch.manual_seed(1)

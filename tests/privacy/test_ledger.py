@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,23 +249,26 @@ def test_a_full_disk_stops_the_run_before_a_release(tmp_path: Path, monkeypatch:
         assert [charge.truncated for charge in ledger.charges] == [True]
 
 
-@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize(
+    ("call", "failing"), [("write", 1), ("fsync", 1), ("fsync", 2), ("link", 1), ("unlink", 1)]
+)
 def test_a_ledger_that_cannot_be_made_leaves_no_descriptor_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, failing: int
 ) -> None:
-    """The file's fsync fails, or its folder's."""
-    calls = []
+    """Any operation of making it fails: the file's own, its folder's, and the removal of its first name."""
+    original, calls = getattr(os, call), []
 
-    def fsync(fd: int) -> None:
-        calls.append(fd)
+    def fails(*args: Any, **options: Any) -> Any:
+        calls.append(args)
         if len(calls) == failing:
             raise OSError(5, "Input/output error")
+        return original(*args, **options)
 
     before = len(list(Path("/proc/self/fd").iterdir()))
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, call, fails)
     with pytest.raises(OSError, match="Input/output error"):
         Ledger.open(tmp_path / "ledger.jsonl", HEADER)
-    assert len(calls) == failing
+    assert len(calls) >= failing
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

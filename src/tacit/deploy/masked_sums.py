@@ -39,7 +39,7 @@ from tacit.deploy.messages import (
     pack,
 )
 from tacit.deploy.server import Deployed, Leg, Nothing
-from tacit.engine import Order, Report, Visit, shards
+from tacit.engine import Order, Participant, Report, shards
 from tacit.engine.contract import Progress, ignore
 from tacit.engine.secure import terms_of
 from tacit.errors import UserError
@@ -58,7 +58,7 @@ class MaskedSums(Deployed):
     """Nobody need put masks around it."""
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, visits: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
         if not visits:
             for total in self._total.values():
@@ -73,7 +73,7 @@ class MaskedSums(Deployed):
             ) from None
 
     def _masked_sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress
+        self, order: Order, message: Vectors, visits: Sequence[Participant], progress: Progress
     ) -> tuple[Vectors, list[Report]]:
         body, vectors = pack(message)
         name = body_hash(body)
@@ -148,7 +148,7 @@ class MaskedSums(Deployed):
                 server.receive(bytes(exact(parcels[client][1], head.size, head.body)))
 
     def _uploads(
-        self, order: Order, server: Server, leg: Leg, visits: Sequence[Visit], progress: Progress
+        self, order: Order, server: Server, leg: Leg, visits: Sequence[Participant], progress: Progress
     ) -> list[Report]:
         """The leg of the uploads, in the order of the shards, so that memory holds no more than one's."""
         reports: list[Report] = []
@@ -164,7 +164,7 @@ class MaskedSums(Deployed):
             progress(done)
         return reports
 
-    def _received(self, order: Order, server: Server, visit: Visit, head: Answer, body: Body) -> Report:
+    def _received(self, order: Order, server: Server, visit: Participant, head: Answer, body: Body) -> Report:
         most = (server.terms.length * server.terms.bits + 7) // 8 + ENVELOPE
         vectors = head.vectors
         if len(vectors) != 1 or vectors[0][:2] != MASKED or vectors[0][2] > most:

@@ -45,7 +45,7 @@ from tacit.deploy.messages import (
 from tacit.deploy.owners import Owners
 from tacit.deploy.roster import Member
 from tacit.deploy.states import RemoteStates
-from tacit.engine import Job, Order, Report, Tune, Visit, Worker, shards
+from tacit.engine import Job, Order, Participant, Report, Tune, Worker, shards
 from tacit.engine.contract import Progress, ignore
 from tacit.engine.states import version
 from tacit.errors import UserError
@@ -127,7 +127,7 @@ class Deployed:
         self._layout, self._frozen = layout_hash(job.layout), frozen_hash(job.model)
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, visits: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
         for total in self._total.values():
             total.zero_()
@@ -166,7 +166,7 @@ class Deployed:
         return job.summarise([self._worker.evaluate_chunk(chunk) for chunk in range(job.chunks)])
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, visits: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         raise UserError(
             "evaluate.clients: real clients do not tell how good their own models are; leave it out"
@@ -192,7 +192,7 @@ class Deployed:
                 )
             time.sleep(POLL)
 
-    def _order(self, order: Order, visit: Visit, vectors: tuple[Vector, ...], body: str) -> TrainOrder:
+    def _order(self, order: Order, visit: Participant, vectors: tuple[Vector, ...], body: str) -> TrainOrder:
         looks, states, client = self._population.looks, self._states, visit.client
         return TrainOrder(
             run=states.run,
@@ -274,7 +274,7 @@ class Deployed:
             raise Nothing("invalid", str(error)) from error
         return head
 
-    def _added(self, order: Order, visit: Visit, leg: Leg, parcel: Parcel | None) -> Report:
+    def _added(self, order: Order, visit: Participant, leg: Leg, parcel: Parcel | None) -> Report:
         """Add a client's answer to the shard's sum, if it is one."""
         head, member = self._opened(leg, visit.client, parcel, Answer), self._member(visit.client)
         assert parcel is not None
@@ -292,11 +292,11 @@ class Deployed:
         return self._reported(visit, head, weight, norm)
 
     @staticmethod
-    def _refuse_other_state(order: Order, visit: Visit, head: Answer) -> None:
+    def _refuse_other_state(order: Order, visit: Participant, head: Answer) -> None:
         if head.state not in (None, version(order.round, order.attempt, visit.replay)):
             raise BadMessage("it names a state that it was not asked for")
 
-    def _reported(self, visit: Visit, head: Answer, weight: float, norm: float) -> Report:
+    def _reported(self, visit: Participant, head: Answer, weight: float, norm: float) -> Report:
         """What is known of a client whose upload is in the sum."""
         if head.state is not None and head.state_digest is not None:
             self._states.note(visit.client, head.state, head.state_digest)
