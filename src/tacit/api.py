@@ -2,7 +2,7 @@
 
     import tacit
 
-    config = tacit.load("recipes/quickstart.yaml", {"rounds": 10})
+    config = tacit.load("quickstart.yaml", {"rounds": 10})
     result = tacit.run(config)
     print(result.last("accuracy"), result.path)
 

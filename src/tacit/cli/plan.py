@@ -92,7 +92,7 @@ def plan(
 
     What a config will cost, before it runs:
 
-    - `tacit plan recipes/quickstart.yaml --set rounds=100`
+    - `tacit plan quickstart.yaml --set rounds=100`
 
     ε of a run:
 
