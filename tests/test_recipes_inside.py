@@ -10,10 +10,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from typer.main import get_command
 
 from command import tacit
-from rich.cells import cell_len
 from tacit.cli.app import app
 from tacit.config import load
 from tacit.config.loading import read_values
