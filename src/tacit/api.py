@@ -16,8 +16,8 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -44,17 +44,18 @@ from tacit.data.identity import Identity, identify
 from tacit.engine import EngineSettings, Job
 from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
-from tacit.federation import Federation, Result, TensorBoard, Tracker
+from tacit.federation import Federation, Result, Tracker
 from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
 from tacit.federation.fitting import refuse_mismatch, refuse_odd
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
-from tacit.federation.passed import describe, mark, own_copy, refuse_others, trained_by, write_passed
+from tacit.federation.passed import OBJECTS, describe, mark, own_copy, refuse_others, trained_by, write_passed
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
+from tacit.federation.trackers import open_tracker
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
@@ -72,6 +73,16 @@ from tacit.tasks import Task
 
 RUNS = Path("runs")
 """Where runs go unless told otherwise."""
+MAY_CHANGE = (
+    "rounds",
+    "engine",
+    "trackers",
+    "checkpoint",
+    "evaluate.every",
+    "evaluate.batch",
+    "evaluate.patience",
+)
+"""What a resume may set otherwise: how long, and how it is computed, tested and saved."""
 LABELS = "labels.json"
 """What the classes are called."""
 
@@ -128,10 +139,10 @@ def run(
         progress: show a bar; by default in terminals and notebooks.
     """
     folder = Path(folder) if folder is not None else new_folder(config.name)
-    config = _on(config, device)
-    if dataset is not None and not isinstance(dataset, type):
-        refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
-    with locked(folder, create=True):
+    with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
+        config = _on(config, device)
+        if dataset is not None and not isinstance(dataset, type):
+            refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
         if (folder / CONFIG).exists():
             raise UserError(
                 f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
@@ -172,20 +183,23 @@ def resume(
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
     rounds: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Result:
     """Go on with a run from its newest sound checkpoint.
 
     Objects given to `run` must be given again, and others are refused: a run is one experiment to its end.
     `rounds`: go on to this round instead of the one that the run was started with. That is the one setting
-    that may change; it also moves the end of schedules that are made for the whole run. Where it computes
-    (`engine`, `device`) may change too: checkpoints are the host's.
+    that changes the run; it also moves the end of schedules that are made for the whole run. `overrides` may
+    have it too, and whatever of `MAY_CHANGE` decides how it is computed, tested and saved: that holds until
+    this call returns, and is not recorded. So do `engine` and `device`: checkpoints are the host's.
     """
     folder = Path(folder)
     _config(folder)  # a folder without a run is told before a lock is left in it
     with locked(folder):
-        config = _config(folder, {} if rounds is None else {"rounds": rounds})
-        recorded = config
-        config = _on(config, device)
+        changed = {} if rounds is None else {"rounds": rounds}
+        changed |= _refuse_other_changes(overrides or {})
+        recorded = _config(folder, {"rounds": changed["rounds"]} if "rounds" in changed else {})
+        config = _on(_config(folder, changed), device)
         refuse_others(folder, {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task})
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
@@ -193,12 +207,22 @@ def resume(
         data = identify(config.data.name, job.population)
         _, ancestors = read_lineage(folder)
         federation = _federation(config, folder, job, trackers, data, ancestors, engine)
-        if rounds is not None:
+        if "rounds" in changed:
             try:
                 write_atomically(folder / CONFIG, sealed_text(configs.dump(recorded)))
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         return _saved(config, federation.run())
+
+
+def _refuse_other_changes(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in overrides:
+        if not any(f"{key}.".startswith(f"{allowed}.") for allowed in MAY_CHANGE):
+            raise UserError(
+                f"--set {key}: a run is one experiment to its end; what may change is "
+                f"{', '.join(MAY_CHANGE)}. Start a new run for anything else"
+            )
+    return overrides
 
 
 def verify(folder: str | Path) -> list[Finding]:
@@ -452,6 +476,20 @@ def resolved(config: Config, job: Job) -> Config:
     return config.model_copy(update={"privacy": privacy})
 
 
+@contextmanager
+def _nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
+    """A run that is refused before it began (its device, its federation, …) takes its first files along."""
+    before = {file.name for file in folder.iterdir()}
+    try:
+        yield
+    except BaseException:
+        begun = {file.name for file in folder.iterdir()} - before - {CONFIG, LINEAGE, LABELS, OBJECTS}
+        if not begun:
+            for name in {CONFIG, LINEAGE, LABELS, OBJECTS} - before:
+                (folder / name).unlink(missing_ok=True)
+        raise
+
+
 def new_folder(name: str) -> Path:
     """A new folder under runs/, named after the config and the time; made here, so it is nobody else's."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -510,7 +548,8 @@ def _federation(
     ancestors: Sequence[Ancestor],
     engine: EngineSettings | None,
 ) -> Federation:
-    own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
+    values = config.model_dump(mode="json") if config.trackers else {}
+    own = [open_tracker(name, folder, values) for name in config.trackers]
     sampling = build_sampling(config, len(job.population))
     carried: list[Charge] = []
     if job.privacy is not None:

@@ -157,6 +157,7 @@ def resume(
     device: Annotated[
         list[str], typer.Option(help="Compute there instead: cpu, cuda, cuda:1, … Repeatable.")
     ] = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its newest sound checkpoint.
@@ -165,14 +166,25 @@ def resume(
     checkpoint. Without privacy it ends with the very model it would have had; with it, the round that is
     played again gets fresh noise and is charged again.
 
+    `--set` takes what may change: rounds; and, for this time only, engine, trackers, checkpoint,
+    evaluate.every, evaluate.batch and evaluate.patience.
+
     - `tacit resume runs/quickstart-20261115-214047`
+
+    - `tacit resume runs/quickstart-20261115-214047 --set rounds=100 --set engine.workers=2`
     """
-    from tacit import api
+    from tacit import api, config
 
     console = _console(as_json)
     console.print(f"resuming [bold]{escape(str(folder))}[/bold]")
     _finish(
-        api.resume(folder, trackers=_progress(console), rounds=rounds, device=device or None),
+        api.resume(
+            folder,
+            trackers=_progress(console),
+            rounds=rounds,
+            device=device or None,
+            overrides=config.parse_overrides(overrides),
+        ),
         console,
         as_json,
     )
@@ -369,6 +381,8 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         console.print(f"[bold red]{result.trouble}[/bold red]")
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
+    if result.kept:
+        console.print(f"Kept: {result.kept}.")
     from tacit.tasks import headline
 
     metric = headline(last)

@@ -361,6 +361,8 @@ def build_settings(config: Config) -> Settings:
         tune=config.evaluate.tune,
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
+        patience=config.evaluate.patience,
+        keep_best=config.evaluate.keep_best,
         engine=config.engine,
     )
 

@@ -447,6 +447,10 @@ class Evaluation(Section):
     batch: PositiveInt = 500
     split: Literal["test", "validation"] = "test"
     """Which records judge the model: test records, or those that `data.validation` holds out."""
+    patience: PositiveInt | None = None
+    """Stop when the headline metric has not improved for so many tests."""
+    keep_best: bool = False
+    """End with the model of the best test instead of the last one; exported and tested is that one, too."""
     records: PositiveInt | None = None
     """Judge by so many of them, drawn once for the run; left out, by all."""
     clients: Annotated[int, Field(ge=0)] = 0
@@ -514,7 +518,8 @@ class Config(Section):
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineChoice = AutoSettings()
-    trackers: tuple[Literal["tensorboard"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Who else hears of every round; each is an extra to install."""
     _assumed_unit: bool = PrivateAttr(False)
     """Whether the privacy unit is a preset's, and not the person's choice."""
 
@@ -531,6 +536,21 @@ class Config(Section):
         if privacy.unit == "example":
             raise ValueError("at example level privacy.noise is one number, the multiplier on a batch's sum")
         return privacy.model_copy(update={"noise": privacy.noise.on_sum(cohort.size)})
+
+    @field_validator("evaluate")
+    @classmethod
+    def _choices_are_free(cls, evaluate: Evaluation, info: Any) -> Evaluation:
+        """Whoever stops or picks a model by its tests chooses by records, which no guarantee pays for."""
+        privacy = info.data.get("privacy")
+        if privacy is None or privacy.entropy == "seed":
+            return evaluate
+        for name in ("patience", "keep_best"):
+            if getattr(evaluate, name):
+                raise ValueError(
+                    f"evaluate.{name} chooses by looking at records, which the guarantee does not pay for; "
+                    "leave it out, or set privacy.entropy: seed (a simulation, which claims nothing)"
+                )
+        return evaluate
 
     @field_validator("cohort")
     @classmethod

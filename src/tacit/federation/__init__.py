@@ -3,14 +3,13 @@
 from tacit.federation.result import Result
 from tacit.federation.run import Federation
 from tacit.federation.server import Settings
-from tacit.federation.tracking import Record, TensorBoard, Tracker, read_metrics
+from tacit.federation.tracking import Record, Tracker, read_metrics
 
 __all__ = [
     "Federation",
     "Record",
     "Result",
     "Settings",
-    "TensorBoard",
     "Tracker",
     "read_metrics",
 ]
