@@ -198,8 +198,8 @@ def plan(
             raise UserError(
                 "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, one number each"
             )
-        scale = (one.get("population"), one.get("cohort"), one.get("rounds"))
-        show_fleet(mechanism, *scale, delta, one.get("epsilon"), as_json)
+        fleet = (one.get("population"), one.get("cohort"), one.get("rounds"))
+        show_fleet(mechanism, *fleet, delta, one.get("epsilon"), as_json)
         return
     if delta is None:
         raise UserError("give --delta, the probability that the guarantee fails, e.g. --delta 1e-6")

@@ -222,6 +222,11 @@ class Data(Section):
     """Options of a corpus of speech."""
     features: tuple[str, ...] = ()
     """Of a table: columns of numbers, together one vector a record."""
+    audio: str | None = None
+    """Of a table: the column of sound files; a class is learnt from the first `seconds` of each."""
+    seconds: PositiveFloat | None = None
+    language: str = "en"
+    """Of a table's speech: whose letters transcripts are made of."""
     test: str | None = None
     """Of a table: the file of test records; left out, a tenth is set aside."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
