@@ -50,7 +50,7 @@ def plan(
     noise_on: Annotated[
         NoiseOn, _option("What --noise is stated on: `sum`, `average` (003's σ_DP), `client`.", _RUN)
     ] = NoiseOn.sum,
-    rounds: Annotated[str | None, _option("Rounds to play; or a list.", _RUN)] = None,
+    rounds: Annotated[str | None, _option("Rounds to run; or a list.", _RUN)] = None,
     delta: Annotated[float | None, _option("δ; take it below 1 ÷ population.", _RUN)] = None,
     epsilon: Annotated[
         str | None, _option("Target: solves for the one setting that is left out; or a list.", _RUN)
