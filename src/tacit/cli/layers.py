@@ -36,7 +36,7 @@ def layers(
 
     These are exact numbers on clients, outside any guarantee: a diagnosis for simulations.
 
-    - `tacit run recipes/small/003/table-1.yaml --set evaluate.layers=true`
+    - `tacit init small/003/table-1`, then `tacit run table-1.yaml --set evaluate.layers=true`
 
     - `tacit layers runs/speech --picture layers.png`
     """

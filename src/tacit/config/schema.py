@@ -222,6 +222,11 @@ class Data(Section):
     """Options of a corpus of speech."""
     features: tuple[str, ...] = ()
     """Of a table: columns of numbers, together one vector a record."""
+    audio: str | None = None
+    """Of a table: the column of sound files; a class is learnt from the first `seconds` of each."""
+    seconds: PositiveFloat | None = None
+    language: str = "en"
+    """Of a table's speech: whose letters transcripts are made of."""
     test: str | None = None
     """Of a table: the file of test records; left out, a tenth is set aside."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -447,6 +452,10 @@ class Evaluation(Section):
     batch: PositiveInt = 500
     split: Literal["test", "validation"] = "test"
     """Which records judge the model: test records, or those that `data.validation` holds out."""
+    patience: PositiveInt | None = None
+    """Stop when the headline metric has not improved for so many tests."""
+    keep_best: bool = False
+    """End with the model of the best test instead of the last one; exported and tested is that one, too."""
     records: PositiveInt | None = None
     """Judge by so many of them, drawn once for the run; left out, by all."""
     clients: Annotated[int, Field(ge=0)] = 0
@@ -514,7 +523,8 @@ class Config(Section):
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineChoice = AutoSettings()
-    trackers: tuple[Literal["tensorboard"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Who else hears of every round; each is an extra to install."""
     _assumed_unit: bool = PrivateAttr(False)
     """Whether the privacy unit is a preset's, and not the person's choice."""
 
@@ -531,6 +541,21 @@ class Config(Section):
         if privacy.unit == "example":
             raise ValueError("at example level privacy.noise is one number, the multiplier on a batch's sum")
         return privacy.model_copy(update={"noise": privacy.noise.on_sum(cohort.size)})
+
+    @field_validator("evaluate")
+    @classmethod
+    def _choices_are_free(cls, evaluate: Evaluation, info: Any) -> Evaluation:
+        """Whoever stops or picks a model by its tests chooses by records, which no guarantee pays for."""
+        privacy = info.data.get("privacy")
+        if privacy is None or privacy.entropy == "seed":
+            return evaluate
+        for name in ("patience", "keep_best"):
+            if getattr(evaluate, name):
+                raise ValueError(
+                    f"evaluate.{name} chooses by looking at records, which the guarantee does not pay for; "
+                    "leave it out, or set privacy.entropy: seed (a simulation, which claims nothing)"
+                )
+        return evaluate
 
     @field_validator("cohort")
     @classmethod
