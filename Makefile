@@ -45,8 +45,8 @@ test-fast: $(VENV)/.installed-dev  ## the quick tests of the core, in under two 
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(FAST)
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
-	@$(BIN)/ruff check src tests bench docs
-	@$(BIN)/ruff format --check src tests bench docs
+	@$(BIN)/ruff check src tests bench docs/making
+	@$(BIN)/ruff format --check src tests bench docs/making
 	@$(BIN)/mypy
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -29,13 +29,12 @@ WORDS = {
 KINDS = {"integer range": "NUMBER", "float range": "NUMBER", "integer": "NUMBER", "float": "NUMBER"}
 HEAD = """# Configuration
 
-Every key of a config, as the program itself knows it: made from `tacit.config.schema` when this page was built.
-A config is one YAML file (or a mapping given to `tacit.load`), checked whole before anything starts. Unknown keys,
-wrong types and impossible values are refused with their line and the nearest right name. `--set KEY=VALUE` overrides
-any key: `--set local.lr=0.1`.
+Every key of a config, as the program itself knows it: made from `tacit.config.schema` when this page was
+built. A config is one YAML file (or a mapping given to `tacit.load`), checked whole before anything starts.
+Unknown keys, wrong types and impossible values are refused with their line and the nearest right name.
+`--set KEY=VALUE` overrides any key: `--set local.lr=0.1`.
 
 Two keys are the file's alone: `base: FILE` lays it over another one, and `sweep:` makes many runs of it.
-
 """
 
 
@@ -96,9 +95,8 @@ def _section(places: list[str], kind: Any) -> str:
     for name, field in _fields(kind).items():
         if name == "kind" and tag is not None and len(get_args(tag.annotation)) == 1:
             continue  # the title has it
-        lines.append(
-            f"| `{name}` | {_type(field, where, name)} | {_default(field)} | {_meaning(field, docs.get(name, ''))} |"
-        )
+        meaning = _meaning(field, docs.get(name, ""))
+        lines.append(f"| `{name}` | {_type(field, where, name)} | {_default(field)} | {meaning} |")
     if kind.__dict__.get("model_config", {}).get("extra") == "allow":
         lines.append("| … | | | options of what is named |")
     return "\n".join(lines) + "\n"
@@ -213,8 +211,8 @@ def _methods() -> str:
     lines = [
         "## `method`, by name",
         "",
-        "`tacit methods` shows the same with what each costs. A method is a preset: its settings lie under the",
-        "config's own, so each can be overridden.",
+        "`tacit methods` shows the same with what each costs. A method is a preset: its settings lie under",
+        "the config's own, so each can be overridden.",
         "",
         "| name | what it is | paper | options and their defaults |",
         "|---|---|---|---|",
@@ -258,9 +256,9 @@ def command_page() -> str:
     lines = [
         "# Commands",
         "",
-        "What `--help` says, made from the program when this page was built. A mistake is one line that says what,",
-        "where and what to do, with exit code 2; a stop by Ctrl-C is 130; an audit that refutes a claim, and a run in",
-        "which nothing was learnt, are 1.",
+        "What `--help` says, made from the program when this page was built. A mistake is one line that says",
+        "what, where and what to do, with exit code 2; a stop by Ctrl-C is 130; an audit that refutes a",
+        "claim, and a run in which nothing was learnt, are 1.",
         "",
     ]
     for name, found in commands().items():
