@@ -1,4 +1,4 @@
-"""The README's Python runs, its config is the quickstart's, and its links and commands exist (`tests/docs`)."""
+"""The README's Python runs, and its config is the quickstart's; `tests/docs` has its links and commands."""
 
 from __future__ import annotations
 

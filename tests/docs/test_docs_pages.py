@@ -36,12 +36,13 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+    found = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
+    return [code for named, code in found if named == language]
 
 
 def shown(text: str) -> Iterator[list[str]]:
     """Every `tacit …` of a page, in a block, in an indented line or between backticks, as words."""
-    fenced = "\n".join(re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.S | re.M))
+    fenced = "\n".join(blocks(text, "") + blocks(text, "sh"))
     prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     typed = re.findall(r"^(?:\$ )?(tacit .+)", fenced, re.M) + re.findall(r"^    (tacit .+)", prose, re.M)
     for command in [*typed, *re.findall(r"`(tacit [^`]+)`", prose)]:
@@ -74,7 +75,7 @@ def test_a_command_that_is_not_there_would_be_noticed() -> None:
     found = list(
         shown("    tacit runn a.yaml\n`tacit plan\n--epsilom 1`\n```sh\n$ tacit run x   # why\n```\n")
     )
-    assert found == [["runn", "a.yaml"], ["plan", "--epsilom", "1"], ["run", "x"]]
+    assert found == [["run", "x"], ["runn", "a.yaml"], ["plan", "--epsilom", "1"]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
