@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 HERE = Path(__file__).parent
@@ -32,6 +33,14 @@ def on_files(files: Files, config: Any) -> Files:
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Refuse a page that would ask anything of another host when it is opened."""
+    asked = re.findall(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="(?:https?:)?//[^"]+', output)
+    if asked:
+        raise PluginError(f"{page.file.src_uri} asks the network: {asked}")
+    return output
 
 
 def notebook_page(notebook: Path) -> str:

@@ -170,7 +170,7 @@ def sampling() -> tuple[int, int, str, list[str]]:
         parts += [person(36 + 30 * k, y + 22, "d" if k in drawn else "a", 0.8) for k in range(12)]
         if name == "in turn":
             parts += [
-                f'<rect class="n dash" x="{20 + 120 * k}" y="{y + 10}" width="112" height="38" rx="6"/>'
+                f'<rect class="n dash" x="{22 + 120 * k}" y="{y + 10}" width="116" height="38" rx="6"/>'
                 for k in range(3)
             ]
     parts += [
