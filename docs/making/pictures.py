@@ -151,7 +151,7 @@ def sampling() -> tuple[int, int, str, list[str]]:
     cases = (
         (
             "poisson",
-            "each client tosses a secret coin",
+            "each client by itself, with one probability",
             {1, 4, 6, 11},
             "ε shrinks with the rate: amplification",
         ),
@@ -184,13 +184,13 @@ def sampling() -> tuple[int, int, str, list[str]]:
     return (
         692,
         294,
-        "Three ways to choose a cohort: Poisson coins, a fixed number, and clients in turn",
+        "Three ways to choose a cohort: Poisson, a fixed number, and clients in turn",
         parts,
     )
 
 
 def threats() -> tuple[int, int, str, list[str]]:
-    parts = [box(24, 78, 118, 64, "a client", "records, coins"), arrow((144, 110), (214, 110))]
+    parts = [box(24, 78, 118, 64, "a client", "records"), arrow((144, 110), (214, 110))]
     parts += [
         text(184, 98, "update", "dim", "middle"),
         box(218, 78, 118, 64, "the server", "sum, noise", kind="b"),

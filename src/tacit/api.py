@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,30 @@ from tacit.data.identity import Identity, identify
 from tacit.engine import EngineSettings, Job
 from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
-from tacit.federation import Federation, Result, TensorBoard, Tracker
+from tacit.federation import Federation, Result, Settings, TensorBoard, Tracker
 from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
 from tacit.federation.fitting import refuse_mismatch, refuse_odd
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
-from tacit.federation.passed import describe, mark, own_copy, refuse_others, trained_by, write_passed
+from tacit.federation.passed import (
+    describe,
+    mark,
+    own_copy,
+    read_passed,
+    refuse_others,
+    trained_by,
+    write_passed,
+)
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
-from tacit.privacy import Charge, Mechanism, Workload
+from tacit.optimizers.server import OptimizerFactory
+from tacit.privacy import Charge, Mechanism, Sampler, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
 from tacit.privacy.events import Spend
@@ -104,6 +113,8 @@ def run(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    optimizer: OptimizerFactory | None = None,
+    sampling: Sampler | None = None,
     engine: EngineSettings | None = None,
     device: str | Sequence[str] | None = None,
     trackers: Sequence[Tracker] = (),
@@ -119,6 +130,11 @@ def run(
         dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
         algorithm: an instance of a `tacit.Algorithm`.
         task: a loss and metrics of one's own, a `tacit.Task`.
+        optimizer: the server's, instead of `server.optimizer`: a class of torch optimizers, or
+            `functools.partial(CLASS, OPTIONS)`. `server.lr` and `server.schedule` stay the config's.
+        sampling: who takes part in each round, a `tacit.privacy.Sampler`. Amplification is claimed for
+            `Poisson` and `FixedSize` alone: with any other, a guarantee for clients costs in every round what
+            it would if everyone took part.
         engine: where clients run, instead of the config's `engine`: settings such as
             `tacit.engine.PoolSettings(workers=4)`, or an object of one's own with such an `open`. It changes
             how long a run takes, and nothing else, so it is not recorded.
@@ -136,19 +152,21 @@ def run(
             raise UserError(
                 f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
             )
-        passed = describe(model=model, dataset=dataset, algorithm=algorithm, task=task)
+        given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
+        passed = describe(**given, optimizer=optimizer, sampling=sampling)
         ancestors: list[Ancestor] = []
         if not config.model.public:
             ancestors = [*ancestry(config.model.start), *ancestry(trained_by(model))]
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         dataset = dataset or build_dataset(config)
-        job = build_job(config, folder, model, dataset, algorithm, task)
+        job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
         config = resolved(config, job)
         data = identify(config.data.name, job.population)
-        federation = _federation(config, folder, job, trackers, data, ancestors, engine)
+        settings = build_settings(config, job.algorithm, engine, optimizer)
+        federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
         try:
             write_lineage(folder, data, ancestors)
             write_passed(folder, passed)
@@ -167,6 +185,8 @@ def resume(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     task: Task | None = None,
+    optimizer: OptimizerFactory | None = None,
+    sampling: Sampler | None = None,
     engine: EngineSettings | None = None,
     device: str | Sequence[str] | None = None,
     trackers: Sequence[Tracker] = (),
@@ -186,13 +206,15 @@ def resume(
         config = _config(folder, {} if rounds is None else {"rounds": rounds})
         recorded = config
         config = _on(config, device)
-        refuse_others(folder, {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task})
+        given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
+        refuse_others(folder, given | {"optimizer": optimizer, "sampling": sampling})
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
-        job = build_job(config, folder, model, dataset, algorithm, task)
+        job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
         data = identify(config.data.name, job.population)
         _, ancestors = read_lineage(folder)
-        federation = _federation(config, folder, job, trackers, data, ancestors, engine)
+        settings = build_settings(config, job.algorithm, engine, optimizer)
+        federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
         if rounds is not None:
             try:
                 write_atomically(folder / CONFIG, sealed_text(configs.dump(recorded)))
@@ -245,7 +267,13 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
     return read_together(places, delta)
 
 
-def plan(config: Config, *, dataset: Dataset | None = None, trials: float | None = None) -> dict[str, Any]:
+def plan(
+    config: Config,
+    *,
+    dataset: Dataset | None = None,
+    sampling: Sampler | None = None,
+    trials: float | None = None,
+) -> dict[str, Any]:
     """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
 
     `trials`: also what the best of a random number of such runs would, of this mean (`tacit.privacy.tuning`).
@@ -257,7 +285,7 @@ def plan(config: Config, *, dataset: Dataset | None = None, trials: float | None
         raise UserError(
             f"{config.name}: it has no `privacy` section, so nothing is spent and nothing guaranteed"
         )
-    job = build_job(config, Path(config.name), dataset=dataset)
+    job = build_job(config, Path(config.name), dataset=dataset, sampling=sampling)
     mechanism = job.privacy
     assert mechanism is not None
     spends = mechanism.planned(job.workload, config.rounds, mechanism.noise)
@@ -430,15 +458,16 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     asked += [(scale, None) for scale in more]
     if privacy is None or not asked:
         return []
-    if privacy.unit != "client" or privacy.adaptive is not None or config.cohort.sampling == "fixed":
+    own = "sampling" in (read_passed(folder) or {}) or config.cohort.sampling == "fixed"
+    if privacy.unit != "client" or privacy.adaptive is not None or own:
         raise UserError("an extrapolation needs client-level privacy, Poisson cohorts and a constant clip")
-    noise, played = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
+    noise, done = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
     if not noise:
         return []
     lines = []
     for scale, rounds in asked:
         # A federation that goes on for longer does so in proportion while this run is under way.
-        rounds = played if rounds is None else max(1, round(rounds * played / config.rounds))
+        rounds = done if rounds is None else max(1, round(rounds * done / config.rounds))
         epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
         lines.append(scale.text(epsilon, scale.noise(noise, config.cohort.size), rounds))
     return lines
@@ -508,15 +537,13 @@ def _federation(
     trackers: Sequence[Tracker],
     data: Identity,
     ancestors: Sequence[Ancestor],
-    engine: EngineSettings | None,
+    settings: Settings,
+    sampler: Sampler | None,
 ) -> Federation:
     own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
-    sampling = build_sampling(config, len(job.population))
+    sampling = build_sampling(config, len(job.population), sampler)
     carried: list[Charge] = []
     if job.privacy is not None:
         header = job.privacy.header(job.workload, data.fingerprint)
         carried = carried_charges(ancestors, data, header)
-    settings = build_settings(config)
-    if engine is not None:
-        settings = replace(settings, engine=engine)
     return Federation(job, settings, sampling, folder, [*own, *trackers], data.fingerprint, carried)

@@ -1,4 +1,4 @@
-"""What an algorithm is: a client part, a server part, and the vectors that travel between them.
+"""What an algorithm is: a client part, a server part, and the vectors that are sent between them.
 
 An algorithm is a frozen dataclass of hyper-parameters with pure functions on flat vectors. It keeps
 nothing: the server's state and a client's state are dictionaries of named vectors that the caller
@@ -50,7 +50,7 @@ class Work(Protocol):
         """Copy `theta` into the model and return the model's own vector: change it in place to step."""
 
     def load_personal(self, state: Vectors) -> Tensor:
-        """Put the personal part a client remembers (or the initial one) into the model; its own vector."""
+        """Put the personal part of the client's state (or the initial one) into the model; its own vector."""
 
     def steps(self, epochs: int | None = None) -> Iterator[float]:
         """One iteration for each local step, with the step size; each has a batch of its own.

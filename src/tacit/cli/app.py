@@ -162,7 +162,7 @@ def resume(
 
     A run that was killed, interrupted or whose machine failed loses at most the rounds after its last
     checkpoint. Without privacy it ends with the very model it would have had; with it, the round that is
-    played again gets fresh noise and is charged again.
+    repeated gets fresh noise and is charged again.
 
     - `tacit resume runs/quickstart-20261115-214047`
     """
@@ -443,7 +443,9 @@ def main() -> None:
         print(f"tacit: {place}{error.strerror or error}; what was saved before is there", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
-        if type(error).__name__ != "ClientError":  # its room is not imported for commands that play no client
+        if (
+            type(error).__name__ != "ClientError"
+        ):  # its room is not imported for commands that train no client
             raise
         print(f"tacit: {str(error).splitlines()[0]}", file=sys.stderr)
         sys.exit(2)

@@ -54,7 +54,7 @@ def plan(
     noise_on: Annotated[
         NoiseOn, _option("What --noise is stated on: `sum`, `average` (003's σ_DP), `client`.", _RUN)
     ] = NoiseOn.sum,
-    rounds: Annotated[int | None, _option("Rounds to play.", _RUN)] = None,
+    rounds: Annotated[int | None, _option("Rounds to run.", _RUN)] = None,
     delta: Annotated[float | None, _option("δ; take it below 1 ÷ population.", _RUN)] = None,
     epsilon: Annotated[
         float | None, _option("Target: solves for the one setting that is left out.", _RUN)

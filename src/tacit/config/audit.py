@@ -67,7 +67,7 @@ def audit(
 ) -> AuditReport:
     """Audit what a config claims: `trials` of the mechanism alone, and one run with `canaries`.
 
-    The run is played in one process with fresh entropy and thrown away: some of its clients (or records) are
+    The run is made in one process with fresh entropy and thrown away: some of its clients (or records) are
     canaries, so its model is good for nothing else. A simulation is audited as what it simulates.
     """
     if config.privacy is None:

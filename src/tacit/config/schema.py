@@ -255,7 +255,7 @@ class Cohort(Section):
     size: PositiveInt
     """Clients a round, on average or exactly."""
     sampling: Literal["fixed", "poisson"] | None = None
-    """`fixed`: that many, without replacement. `poisson`: each client tosses a coin; `size` on average.
+    """`fixed`: that many, without replacement. `poisson`: each client joins independently; `size` on average.
 
     Left out: poisson under client-level privacy (its guarantee is the better one), else fixed.
     """
@@ -345,7 +345,7 @@ class CorrelatedNoise(Section):
     """Noise that later rounds take back in part; a bare name is short for its defaults.
 
     Clients take turns: a round takes the next of population ÷ cohort groups, and nothing about sampling need
-    be secret. `banded` with `cohort.sampling: poisson` draws each cohort from a group by secret coins.
+    be secret. `banded` with `cohort.sampling: poisson` samples each cohort from a group, in secret.
     """
 
     kind: Literal["blt", "banded"]
@@ -424,7 +424,7 @@ class PrivacySettings(Section):
     colluding: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Secure aggregation: the share of a cohort that may collude with the server; left out, a tenth."""
     entropy: Literal["os", "seed"] = "os"
-    """Where coins and noise come from: the operating system, or the run's seed (a simulation, no claim)."""
+    """Where sampling and noise come from: the operating system, or the seed (a simulation, no claim)."""
     adaptive: AdaptiveClipping | None = None
     mechanism: CorrelatedNoise | None = None
     """At client level: correlated noise instead of independent noise on Poisson or fixed-size cohorts."""

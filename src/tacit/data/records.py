@@ -197,7 +197,7 @@ def _per_channel(values: Tensor, ndim: int) -> Tensor:
 
 
 def packed(array: NDArray[Any] | None) -> NDArray[Any] | str | None:
-    """A whole `.npy` memory map becomes its path; a view of one, or any other array, travels by value."""
+    """A whole `.npy` memory map becomes its path; a view of one, or any other array, is sent by value."""
     if isinstance(array, np.memmap) and isinstance(array.base, mmap) and str(array.filename).endswith(".npy"):
         return str(array.filename)
     return array

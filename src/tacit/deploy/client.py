@@ -39,7 +39,7 @@ from tacit.deploy.messages import (
     written,
 )
 from tacit.deploy.policy import Allow, NotAllowed
-from tacit.engine import BUFFERS, Job, Order, Report, Visit, Worker
+from tacit.engine import Job, Order, Participant, Report, Worker
 from tacit.engine.states import NONE
 from tacit.errors import UserError
 from tacit.privacy import AdaptiveClip, Bounding, ClientLevel
@@ -137,7 +137,7 @@ class Client:
         self._nonces.add(order.nonce, order.created + order.ttl, self._clock())
         self._pay(order, prepared)
         into = job.empty_sums()
-        visit = Visit(order.client, order.state, order.replay)
+        visit = Participant(order.client, order.state, order.replay)
         work = Order(order.round, order.lr, order.steps, order.decay, False, order.attempt, bounding)
         (report,) = worker.sum(work, message, [visit], into)
         if not report.finite:
@@ -256,10 +256,8 @@ def expected_message(job: Job) -> tuple[Vector, ...]:
     """What a run's message consists of."""
     theta = read_values(job.model, job.layout)[: job.layout.shared].float()
     message = job.algorithm.message(job.algorithm.init(theta, job.layout))
-    sizes = {name: vector.numel() for name, vector in message.items()}
-    if buffers := read_buffers(job.model).numel():
-        sizes[BUFFERS] = buffers
-    return tuple((name, "f4", size) for name, size in sizes.items())
+    message = {**message, **read_buffers(job.model)}
+    return tuple((name, "f4", vector.numel()) for name, vector in message.items())
 
 
 def expected_upload(job: Job, bounding: Bounding | None) -> tuple[Vector, ...]:

@@ -40,7 +40,7 @@ from tacit.deploy.messages import (
 )
 from tacit.deploy.roster import Member, Owners
 from tacit.deploy.states import RemoteStates
-from tacit.engine import Job, Order, Report, Tune, Visit, Worker, shards
+from tacit.engine import Job, Order, Participant, Report, Tune, Worker, shards
 from tacit.engine.contract import Progress, ignore
 from tacit.engine.states import version
 from tacit.errors import UserError
@@ -118,7 +118,7 @@ class Deployed:
         self._layout, self._frozen = layout_hash(job.layout), frozen_hash(job.model)
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, visits: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
         for total in self._total.values():
             total.zero_()
@@ -167,7 +167,7 @@ class Deployed:
         return job.summarise([self._worker.evaluate_chunk(chunk) for chunk in range(job.chunks)])
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, visits: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         raise UserError(
             "evaluate.clients: real clients do not tell how good their own models are; leave it out"
@@ -194,7 +194,7 @@ class Deployed:
             time.sleep(POLL)
 
     def _order(
-        self, order: Order, visit: Visit, vectors: tuple[Any, ...], body: str, created: float
+        self, order: Order, visit: Participant, vectors: tuple[Any, ...], body: str, created: float
     ) -> TrainOrder:
         looks, states, client = self._population.looks, self._states, visit.client
         return TrainOrder(
@@ -245,7 +245,7 @@ class Deployed:
         return found
 
     def _added(
-        self, order: Order, visit: Visit, told: tuple[TrainOrder, bytes] | None, parcel: Parcel | None
+        self, order: Order, visit: Participant, told: tuple[TrainOrder, bytes] | None, parcel: Parcel | None
     ) -> Report:
         """Add a client's answer to the shard's sum, if it is one."""
         if told is None or parcel is None:

@@ -1,6 +1,6 @@
 """Any engine, with each client's upload under masks: secure aggregation in simulation.
 
-Every round, the whole protocol of `tacit.secure` is played: keys are advertised and signed, secrets are
+Every round, the whole protocol of `tacit.secure` is run: keys are advertised and signed, secrets are
 shared, each client's bounded and noised upload is masked before the server's part gets it, survivors are
 agreed on, and the sum is unmasked. It is the same sum, bit for bit: whole numbers, whose masks cancel.
 
@@ -16,7 +16,7 @@ from hashlib import sha256
 
 import torch
 
-from tacit.engine.contract import Engine, Order, Progress, Report, Tune, Visit, ignore, shards
+from tacit.engine.contract import Engine, Order, Participant, Progress, Report, Tune, ignore, shards
 from tacit.engine.worker import Job
 from tacit.privacy.mechanisms import SecureSum
 from tacit.secure import Client, Roster, Server, Stage, Terms, bits_needed, ec
@@ -42,11 +42,11 @@ class Secured:
         """Told every message that the server's part receives."""
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
-        if not visits:
-            return self._engine.sum(order, message, visits, progress)
-        terms = self._terms(order, visits)
+        if not participants:
+            return self._engine.sum(order, message, participants, progress)
+        terms = self._terms(order, participants)
         keys = {n: self._identity(n) for n in terms.members}
         roster = Roster({n: key.public_key() for n, key in keys.items()})
         server = Server(terms, roster)
@@ -70,12 +70,12 @@ class Secured:
                 send(client.share_keys(advertised))
         deliveries = server.deliveries()
         reports: list[Report] = []
-        for shard in shards(visits, self._job.population.sizes):
-            for visit in shard:
-                if visit.client in deliveries and there(visit.client):
-                    total, report = self._engine.sum(order, message, [visit])
+        for shard in shards(participants, self._job.population.sizes):
+            for participant in shard:
+                if participant.client in deliveries and there(participant.client):
+                    total, report = self._engine.sum(order, message, [participant])
                     vector = torch.cat([total[name] for name in self._job.upload_sizes]).numpy()
-                    send(clients[visit.client].masked_input(deliveries[visit.client], vector))
+                    send(clients[participant.client].masked_input(deliveries[participant.client], vector))
                     reports += report
             progress(len(reports))
         survivors = server.survivors()
@@ -89,8 +89,8 @@ class Secured:
         parts = torch.split(torch.from_numpy(server.result()), [*self._job.upload_sizes.values()])
         return dict(zip(self._job.upload_sizes, parts, strict=True)), reports
 
-    def _terms(self, order: Order, visits: Sequence[Visit]) -> Terms:
-        bounding, drawn = order.bounding, len(visits)
+    def _terms(self, order: Order, participants: Sequence[Participant]) -> Terms:
+        bounding, drawn = order.bounding, len(participants)
         assert bounding is not None and bounding.grid is not None
         grid, share = bounding.grid, bounding.share
         asked = repr((order.round, order.attempt, order.lr, order.steps, self._job.upload_sizes, grid, share))
@@ -99,7 +99,7 @@ class Secured:
             round=order.round,
             attempt=order.attempt,
             config=sha256(asked.encode()).digest(),
-            members=(visit.client for visit in visits),
+            members=(participant.client for participant in participants),
             length=bounding.bound.dimension,
             bits=bits_needed(drawn, grid.radius, share * math.sqrt(drawn)),
             threshold=self._mechanism.threshold_of(drawn),
@@ -116,9 +116,9 @@ class Secured:
         return self._engine.evaluate(message)
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
-        return self._engine.evaluate_clients(message, visits, tune)
+        return self._engine.evaluate_clients(message, participants, tune)
 
     def close(self) -> None:
         self._engine.close()

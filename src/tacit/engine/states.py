@@ -1,15 +1,14 @@
 """Client state: what clients keep between rounds (control variates, personal heads), in versions.
 
-A version is named by the round, the attempt at that round and the play of the client in it. A new one never
-overwrites another: the round loop decides which counts, and records that, with its hash, in its checkpoint.
-So a run killed at any moment resumes with exactly the states of its checkpoint, and a worker that was given
-up for lost, but still writes, writes to a version that nobody will name. On a real client the store is the
-client's own disk.
+A version is named by the round, the attempt at that round and the repetition of the client's work in it. A
+new one never overwrites another: the round loop decides which counts, and records that, with its hash, in its
+checkpoint. So a run killed at any moment resumes with exactly the states of its checkpoint, and a worker that
+was given up for lost, but still writes, writes to a version that nobody will name. On a real client the store
+is the client's own disk.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from tacit.errors import UserError
 from tacit.reading import read_bytes
+from tacit.system import sync
 from tacit.vector import Vectors
 
 STATES = "client-states"
@@ -31,7 +31,7 @@ NONE = ""
 
 
 def version(round: int, attempt: int, replay: int) -> str:
-    """The name of what a client keeps from one play of one attempt at a round."""
+    """The name of what a client keeps from one repetition in one attempt at a round."""
     return f"{round}-{attempt}-{replay}"
 
 
@@ -98,10 +98,10 @@ class DirectoryStates:
         folders: set[Path] = {self.root} if versions else set()
         for client, version in versions.items():
             file = self.file(client, version)
-            _sync(file)
+            sync(file)
             folders |= {file.parent, file.parent.parent}
         for folder in folders:
-            _sync(folder)
+            sync(folder)
 
     def prune(self, client: int, keep: set[str]) -> None:
         kept = {f"{version}.safetensors" for version in keep}
@@ -115,11 +115,3 @@ class DirectoryStates:
     def file(self, client: int, version: str) -> Path:
         """Where a version of a client's state is."""
         return self.root / str(client // 1000) / str(client) / f"{version}.safetensors"
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

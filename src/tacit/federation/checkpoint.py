@@ -21,11 +21,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tacit.engine import BUFFERS, ClientStates
+from tacit.engine import ClientStates
 from tacit.engine.states import STATES
 from tacit.errors import UserError
-from tacit.federation.files import digest, sealed, sync, unsealed, write_atomically
+from tacit.federation.files import digest, sealed, unsealed, write_atomically
 from tacit.reading import read_bytes, read_text
+from tacit.system import sync
 from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
 
 VECTORS, FACTS = "state.safetensors", "state.json"
@@ -213,8 +214,7 @@ def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> Non
     if saved.vectors["theta"].numel() != layout.shared:
         raise UserError(f"{run}: its checkpoint is of another model; give the model that was trained")
     write_values(model, layout, saved.vectors["theta"])
-    if BUFFERS in saved.vectors:
-        write_buffers(model, saved.vectors[BUFFERS])
+    write_buffers(model, saved.vectors)
 
 
 def refuse_other_base(facts: Mapping[str, Any], frozen: str | None, run: Path) -> None:

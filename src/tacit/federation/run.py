@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from tacit.engine import Engine, Job, Visit
+from tacit.engine import Engine, Job, Participant
 from tacit.engine.secure import Secured
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
@@ -20,7 +20,7 @@ from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.evaluation import evaluation
 from tacit.federation.records import record_of
 from tacit.federation.result import Result
-from tacit.federation.round import play
+from tacit.federation.round import run_round
 from tacit.federation.server import Server, Settings
 from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
@@ -80,7 +80,7 @@ class Federation:
                         self._save()
             mended = self._metrics.note is not None and server.round > 0
             if mended or (self.stopped is not None and server.round != self._saved):
-                self._save()  # also where nothing was played: the manifest must name what is kept of them
+                self._save()  # also where nothing was run: the manifest must name what is kept of them
         except (OSError, SafetensorError) as error:
             self._save_what_is_whole()
             raise UserError(
@@ -102,7 +102,7 @@ class Federation:
             for tracker in self.trackers:
                 tracker.close()
             # Also after an error: whoever goes on with this object must not find in it what the client that
-            # was played last has learnt.
+            # was trained last has learnt.
             server.write_model()
         metrics = read_metrics(self.folder / "metrics.jsonl")
         finished = server.round == settings.rounds or self.stopped is not None
@@ -116,7 +116,7 @@ class Federation:
 
     def _hear(self, engine: Engine) -> None:
         """What an engine may have to say: for the start, for each round's record, and for the statement,
-        where it stays true of the rounds that it played.
+        where it stays true of the rounds that it ran.
         """
         self._notes += getattr(engine, "notes", ())
         self._engine_facts: Callable[[], Record] = getattr(engine, "facts", dict)
@@ -143,9 +143,9 @@ class Federation:
             tracker.start(server.round, self.settings.rounds, facts)
 
     def _round(self, engine: Engine) -> bool:
-        """Play a round, test the model if it is time to, and tell; False if the budget is used up."""
+        """Run a round, evaluate the model if it is time to, and report; False if the budget is used up."""
         start, server, last = time.perf_counter(), self.server, self.settings.rounds
-        outcome = play(server, self.mechanism, self.spending, engine, self._progress)
+        outcome = run_round(server, self.mechanism, self.spending, engine, self._progress)
         if outcome is None:
             if server.round == 0:
                 raise UserError(
@@ -168,8 +168,8 @@ class Federation:
     def _due(self, every: int) -> bool:
         return self.server.round % every == 0
 
-    def _charge_again(self, visits: Sequence[Visit]) -> None:
-        """Clients are about to be played a second time in this round, since their worker was lost.
+    def _charge_again(self, participants: Sequence[Participant]) -> None:
+        """Clients are about to train a second time in this round, since their worker was lost.
 
         With named randomness they do the same again. Where what a client sends is already a release, under
         secret randomness, it would be a second one of the same data; nobody can say what became of the
@@ -177,11 +177,11 @@ class Federation:
         """
         if self.job.privacy is None or not self.mechanism.clients_release or self.job.privacy.simulated:
             return
-        round, cohort = self.server.round, np.array([v.client for v in visits])
+        round, cohort = self.server.round, np.array([v.client for v in participants])
         charge = self.mechanism.charge(round, cohort, self.job.workload)
         if not self.spending.affords(charge):
             raise UserError(
-                "a worker process was lost, and to play its clients again would exceed the privacy budget; "
+                "a worker process was lost, and to repeat its clients' work would exceed the privacy budget; "
                 f"the round was dropped, and round {round} is saved"
             )
         self.spending.record(charge, cohort)

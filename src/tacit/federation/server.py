@@ -11,16 +11,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.engine import BUFFERS, EngineSettings, InProcessSettings, Job, Local, Order, Report, Tune, Visit
+from tacit.engine import (
+    EngineSettings,
+    InProcessSettings,
+    Job,
+    Local,
+    Order,
+    Participant,
+    Report,
+    Tune,
+)
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.optimizers.schedules import Schedule
-from tacit.optimizers.server import ServerOptimizer
+from tacit.optimizers.server import OptimizerFactory, ServerOptimizer
 from tacit.privacy import Bounding, Ids
 from tacit.privacy.mechanisms.base import State
-from tacit.vector import Vectors, frozen_hash, read_buffers, read_values, write_buffers, write_values
+from tacit.vector import (
+    Vectors,
+    buffers_in,
+    frozen_hash,
+    read_buffers,
+    read_values,
+    write_buffers,
+    write_values,
+)
 
 OPTIMIZER, MECHANISM = "optimizer.", "mechanism."
 """Prefixes of the server optimizer's and the mechanism's vectors in a checkpoint."""
@@ -33,7 +50,7 @@ class Settings:
     rounds: int
     lr: float
     lr_schedule: Schedule
-    server_optimizer: str = "sgd"
+    server_optimizer: str | OptimizerFactory = "sgd"
     server_lr: float = 1.0
     server_schedule: Schedule = field(default=lambda step: 1.0)
     server_options: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +97,7 @@ class Server:
     def __init__(self, job: Job, settings: Settings, mechanism_state: State) -> None:
         self.job, self.settings, self.layout = job, settings, job.layout
         self.mechanism_state = mechanism_state
-        values, buffers = read_values(job.model, self.layout), read_buffers(job.model)
+        values = read_values(job.model, self.layout)
         self._personal = values[self.layout.shared :].clone()
         self.optimizer = ServerOptimizer(
             settings.server_optimizer,
@@ -89,9 +106,8 @@ class Server:
             settings.server_lr,
             **settings.server_options,
         )
-        self.state: Vectors = job.algorithm.init(self.optimizer.theta, self.layout)
-        if buffers.numel():
-            self.state[BUFFERS] = buffers
+        state = job.algorithm.init(self.optimizer.theta, self.layout)
+        self.state: Vectors = {**state, **read_buffers(job.model)}
         self.round = 0
         self.seconds = 0.0
         self.whole = True
@@ -124,8 +140,7 @@ class Server:
 
     def message(self) -> Vectors:
         """What goes down to the clients."""
-        message = self.job.algorithm.message(self.state)
-        return {**message, BUFFERS: self.state[BUFFERS]} if BUFFERS in self.state else message
+        return {**self.job.algorithm.message(self.state), **buffers_in(self.state)}
 
     def order(self, attempt: int, bounding: Bounding | None) -> Order:
         """What the clients are to do in this round."""
@@ -133,9 +148,9 @@ class Server:
         lr = settings.lr * decay
         return Order(self.round, lr, self.nominal_steps, decay, settings.weighted, attempt, bounding)
 
-    def visits(self, clients: Ids) -> list[Visit]:
+    def participants(self, clients: Ids) -> list[Participant]:
         """Clients, each with the version of its state that counts."""
-        return [Visit(int(c), self.versions.get(int(c), NONE)) for c in clients]
+        return [Participant(int(c), self.versions.get(int(c), NONE)) for c in clients]
 
     def step(self, mean: Vectors, lr: float, fraction: float) -> None:
         """The algorithm's server step: from the mean of the uploads to its next state."""
@@ -150,8 +165,7 @@ class Server:
             local=self.job.local,
         )
         state = self.job.algorithm.server(self.state, mean, view)
-        if BUFFERS in self.state:
-            state[BUFFERS] = mean.get(BUFFERS, self.state[BUFFERS])
+        state = {**state, **buffers_in(self.state), **buffers_in(mean)}
         # The mean is in the engine's memory, which the next round overwrites.
         borrowed = {vector.untyped_storage().data_ptr() for vector in mean.values()}
         self.state = {
@@ -167,12 +181,11 @@ class Server:
         self.round += 1
 
     def write_model(self) -> None:
-        """Put the server's model into the module, whatever client was played in it last."""
+        """Put the server's model into the module, whatever client was trained in it last."""
         theta, personal = self.state["theta"], self._personal
         whole = torch.cat([theta, personal]) if personal.numel() else theta
         write_values(self.job.model, self.layout, whole)
-        if BUFFERS in self.state:
-            write_buffers(self.job.model, self.state[BUFFERS])
+        write_buffers(self.job.model, self.state)
 
     def vectors(self) -> Vectors:
         """All vectors of a checkpoint."""

@@ -14,6 +14,7 @@ from zlib import crc32
 from tacit.errors import UserError
 from tacit.federation.files import write_all
 from tacit.reading import read_bytes
+from tacit.system import BINARY
 
 Record = dict[str, Any]
 """One round's metrics: plain values by name."""
@@ -83,7 +84,7 @@ class JsonLines:
     """Metrics as JSON lines, one a round."""
 
     def __init__(self, file: Path, saved: Mapping[str, Any] | None = None) -> None:
-        """Go on after what a checkpoint `saved` (see that method), cutting off rounds that are played again.
+        """Go on after what a checkpoint `saved` (see that method), cutting off rounds that are repeated.
 
         If the lines before are not those that were saved, the file is set aside as `*.damaged` and the sound
         ones are kept; `note` then says so.
@@ -103,7 +104,7 @@ class JsonLines:
             self.note = (
                 f"{file} was damaged: the {len(lines)} sound lines are kept, all of it is in {aside.name}"
             )
-        self._fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._fd = os.open(file, os.O_WRONLY | os.O_CREAT | BINARY, 0o600)
         try:
             if self.note:
                 write_all(self._fd, kept)

@@ -63,11 +63,11 @@ def compare_mechanisms(
 
     in_turn = [kind for kind in (BltNoise, BandedNoise) if kind.kind in kinds]
     found = [turns(BandedNoise, bands=1), *(turns(kind) for kind in in_turn)]
-    coins = Poisson(cohort / population)
-    independent = fitted(BandedNoise, coins, bands=1)
+    sampling = Poisson(cohort / population)
+    independent = fitted(BandedNoise, sampling, bands=1)
     best, bands = independent, 2
     while BandedNoise.kind in kinds and bands <= min(population // cohort, rounds):
-        wider = fitted(BandedNoise, coins, bands=bands)
+        wider = fitted(BandedNoise, sampling, bands=bands)
         if wider.error >= best.error:
             break
         best, bands = wider, 2 * bands

@@ -20,7 +20,7 @@ def sweep(
     jobs: int | None = None,
     watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
-    """Play every run of a config with a `sweep:` section; the rows that `tacit compare` would show.
+    """Run every point of a config with a `sweep:` section; the rows that `tacit compare` would show.
 
     Runs go on in processes of their own, so a script that calls this needs `if __name__ == "__main__":`.
     Finished runs are not run again and interrupted ones go on: call it again to continue.

@@ -26,14 +26,14 @@ from tacit.privacy.gaussian import SMALLEST_DELTA
 from tacit.privacy.groups import group_epsilon
 from tacit.privacy.ledger import Charge, Header, Part
 from tacit.privacy.metrics import Metrics, Seen
-from tacit.privacy.sampling import Sampling
+from tacit.privacy.sampling import FixedSize, OwnSampling, Poisson, Sampling
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
 Unit = Literal["client", "example"]
 Entropy = Literal["os", "seed"]
 State = dict[str, Any]
-"""What a mechanism remembers between rounds: plain numbers and vectors, saved with every checkpoint."""
+"""What a mechanism keeps between rounds: plain numbers and vectors, saved with every checkpoint."""
 
 COHORT, RELEASE, QUANTILE, METRICS = 1, 2, 3, 4
 """Purposes of named bits in a simulation."""
@@ -144,9 +144,9 @@ class Mechanism(Aggregation):
     sampling: Sampling
     """How cohorts are drawn from the population of clients."""
     epsilon: float | None = None
-    """The budget: no round is played that would take ε beyond it."""
+    """The budget: no round is run that would take ε beyond it."""
     entropy: Entropy = "os"
-    """Where coins and noise come from; "seed" makes the run a repeatable simulation without a claim."""
+    """Where sampling and noise come from; "seed" makes the run a repeatable simulation without a claim."""
     metrics: Metrics | None = None
     """What is told of each round, privately; None: whatever is told is exact, and outside the guarantee."""
 
@@ -156,6 +156,11 @@ class Mechanism(Aggregation):
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
+        if type(self.sampling) not in (Poisson, FixedSize, OwnSampling):
+            raise UserError(
+                f"sampling: what {type(self.sampling).__name__} amplifies is not known; give it to "
+                "tacit.privacy.sampling.as_sampling, which claims nothing for it"
+            )
         if self.delta < SMALLEST_DELTA:
             raise UserError(
                 f"δ = {self.delta:g} is below what a cipher with a 256-bit key can be trusted for; "
@@ -187,7 +192,7 @@ class Mechanism(Aggregation):
 
     @property
     def simulated(self) -> bool:
-        """Named coins and noise can be repeated by whoever knows the name, so nothing is claimed."""
+        """Named sampling and noise can be repeated by whoever knows the name, so nothing is claimed."""
         return self.entropy == "seed"
 
     def expected(self, population: int) -> float:
@@ -287,6 +292,16 @@ class Mechanism(Aggregation):
             f"δ = {self.delta:g} is not below 1 ÷ {units:,} {what}: publishing one of them at random "
             f"would pass; choose δ below {1 / units:.1g}"
         ]
+
+    def _cohort(self, population: int) -> str:
+        """How clients are drawn, for a statement."""
+        match self.sampling:
+            case Poisson(rate):
+                return f"each of {population:,} clients with probability {rate:g}, every round"
+            case FixedSize(size):
+                return f"{size:,} of {population:,} clients, without replacement, every round"
+            case OwnSampling(name):
+                return f"by {name}, out of {population:,} clients"
 
     @property
     def _source(self) -> str:

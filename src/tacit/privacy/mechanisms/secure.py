@@ -157,7 +157,7 @@ class SecureSum(ClientLevel):
         models = Observer(
             "whoever sees every released model, but not who took part",
             epsilon,
-            "The server's coins stay secret, and it adds the noise of those who dropped out.",
+            "Who is sampled stays secret, and the server adds the noise of those who dropped out.",
         )
         noise = (
             f"Noise: rounded Gaussians on whole numbers, made by the clients of a cohort in shares such that "
