@@ -91,4 +91,4 @@ results: $(VENV)/.installed-dev  ## the comparisons of docs/results.md (about th
 		--picture docs/results-not-private-$$alpha.png; done
 
 clean:  ## remove the environments and caches (runs stay)
-	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-bench build/docs .mypy_cache .ruff_cache .pytest_cache

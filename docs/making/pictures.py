@@ -243,7 +243,7 @@ ROOMS = {
         ("tasks", "losses"),
     ],
     "what is claimed": [
-        ("privacy", "mechanisms, accountants, ledger, statement"),
+        ("privacy", "mechanisms, ledger, statement"),
         ("secure", "masks, shares"),
     ],
     "numbers": [
