@@ -185,7 +185,7 @@ def resume(
     with locked(folder):
         config = _config(folder, {} if rounds is None else {"rounds": rounds})
         recorded = config
-        config = _on(config, device)
+        config = _on(config, device, server=True)
         refuse_others(folder, {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task})
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
@@ -490,15 +490,18 @@ def _saved(config: Config, result: Result) -> Result:
     return result
 
 
-def _on(config: Config, device: str | Sequence[str] | None) -> Config:
-    """The config with another `engine.device`."""
+def _on(config: Config, device: str | Sequence[str] | None, server: bool = False) -> Config:
+    """The config with another `engine.device`; if asked, its server moves from an accelerator, too."""
     if device is None:
         return config
     if not isinstance(config.engine, DeviceSettings):
         raise UserError("engine.device: this kind of engine has no device to choose; leave it out")
     wanted = device if isinstance(device, str) else tuple(device)
-    devices(wanted)
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"device": wanted})})
+    first = devices(wanted)[0]
+    changed: dict[str, Any] = {"engine": config.engine.model_copy(update={"device": wanted})}
+    if server and config.server.device != "cpu":
+        changed["server"] = config.server.model_copy(update={"device": first})
+    return config.model_copy(update=changed)
 
 
 def _federation(

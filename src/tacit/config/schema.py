@@ -29,6 +29,7 @@ from tacit.config.imports import as_name
 from tacit.data.augment import Augment
 from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
+from tacit.engine.device import Device
 from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
@@ -294,6 +295,8 @@ class Server(BaseModel):
     optimizer: str = "sgd"
     lr: PositiveFloat = 1.0
     schedule: AnySchedule = Constant()
+    device: Device = "cpu"
+    """Where the algorithm's state lives and its server step is computed; noise and files are the host's."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from tacit.engine import Engine, Job, Visit
+from tacit.engine.device import HOST
 from tacit.engine.secure import Secured
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
@@ -223,7 +224,10 @@ class Federation:
             **server.facts(),
         }
         spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
-        folder, saved = self.folder / "checkpoint", Checkpoint(server.round, server.vectors(), facts)
+        folder, saved = (
+            self.folder / "checkpoint",
+            Checkpoint(server.round, HOST.host(server.vectors()), facts),
+        )
         checkpoints.save(folder, saved, self.settings.keep_checkpoints)
         self._saved = server.round
         server.saved({int(place.name) for place in checkpoints.finished(folder)})

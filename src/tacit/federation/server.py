@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit.engine import BUFFERS, EngineSettings, InProcessSettings, Job, Local, Order, Report, Tune, Visit
+from tacit.engine.device import HOST
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.federation import checkpoint as checkpoints
@@ -34,6 +35,8 @@ class Settings:
     lr: float
     lr_schedule: Schedule
     server_optimizer: str = "sgd"
+    server_device: str = "cpu"
+    """Where the state lives and the step is computed: a mean goes there, a message comes from there."""
     server_lr: float = 1.0
     server_schedule: Schedule = field(default=lambda step: 1.0)
     server_options: Mapping[str, Any] = field(default_factory=dict)
@@ -80,18 +83,19 @@ class Server:
     def __init__(self, job: Job, settings: Settings, mechanism_state: State) -> None:
         self.job, self.settings, self.layout = job, settings, job.layout
         self.mechanism_state = mechanism_state
+        self._device = settings.server_device
         values, buffers = read_values(job.model, self.layout), read_buffers(job.model)
         self._personal = values[self.layout.shared :].clone()
         self.optimizer = ServerOptimizer(
             settings.server_optimizer,
-            values[: self.layout.shared].float(),
+            values[: self.layout.shared].float().to(self._device),
             self.layout,
             settings.server_lr,
             **settings.server_options,
         )
-        self.state: Vectors = job.algorithm.init(self.optimizer.theta, self.layout)
+        self.state: Vectors = self._there(job.algorithm.init(self.optimizer.theta, self.layout))
         if buffers.numel():
-            self.state[BUFFERS] = buffers
+            self.state[BUFFERS] = buffers.to(self._device)
         self.round = 0
         self.seconds = 0.0
         self.whole = True
@@ -123,9 +127,14 @@ class Server:
         return frozen_hash(self.job.model)
 
     def message(self) -> Vectors:
-        """What goes down to the clients."""
+        """What goes down to the clients, from the host's memory."""
         message = self.job.algorithm.message(self.state)
-        return {**message, BUFFERS: self.state[BUFFERS]} if BUFFERS in self.state else message
+        if BUFFERS in self.state:
+            message = {**message, BUFFERS: self.state[BUFFERS]}
+        return HOST.host(message)
+
+    def _there(self, vectors: Vectors) -> Vectors:
+        return {name: vector.to(self._device) for name, vector in vectors.items()}
 
     def order(self, attempt: int, bounding: Bounding | None) -> Order:
         """What the clients are to do in this round."""
@@ -139,6 +148,7 @@ class Server:
 
     def step(self, mean: Vectors, lr: float, fraction: float) -> None:
         """The algorithm's server step: from the mean of the uploads to its next state."""
+        mean = self._there(mean)
         view = _Round(
             index=self.round,
             fraction=fraction,
@@ -168,14 +178,14 @@ class Server:
 
     def write_model(self) -> None:
         """Put the server's model into the module, whatever client was played in it last."""
-        theta, personal = self.state["theta"], self._personal
+        theta, personal = self.state["theta"].cpu(), self._personal
         whole = torch.cat([theta, personal]) if personal.numel() else theta
         write_values(self.job.model, self.layout, whole)
         if BUFFERS in self.state:
-            write_buffers(self.job.model, self.state[BUFFERS])
+            write_buffers(self.job.model, self.state[BUFFERS].cpu())
 
     def vectors(self) -> Vectors:
-        """All vectors of a checkpoint."""
+        """All vectors of a checkpoint, wherever they are."""
         tensors, _ = self.optimizer.state()
         noise, _ = checkpoints.split_vectors(self.mechanism_state)
         return (
@@ -223,7 +233,7 @@ class Server:
         state = {n: v for n, v in saved.vectors.items() if not n.startswith((OPTIMIZER, MECHANISM))}
         self.optimizer.theta.copy_(state["theta"])
         self.optimizer.load(optimizer, saved.facts["optimizer"])
-        self.state = {**state, "theta": self.optimizer.theta}
+        self.state = {**self._there(state), "theta": self.optimizer.theta}
         self.versions = {int(client): version for client, version in saved.facts["versions"].items()}
         self._digests = {int(client): known for client, known in saved.facts["states"].items()}
         self.round, self.seconds = saved.round, float(saved.facts["seconds"])
