@@ -35,7 +35,7 @@ import tacit
 from gradients import machine, status
 from tacit.config.build import build_job, build_release, build_settings
 from tacit.data import Batch
-from tacit.engine import Order, Report, Tune, Visit
+from tacit.engine import Order, Participant, Report, Tune
 from tacit.federation import Federation
 from tacit.optimizers.server import ServerOptimizer
 from tacit.vector import Layout, Vectors
@@ -167,18 +167,18 @@ class NoClients:
         self._total = {name: torch.zeros(size) for name, size in sizes.items()}
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Any = None
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Any = None
     ) -> tuple[Vectors, list[Report]]:
         for vector in self._total.values():
             vector.fill_(1e-6)
-        reports = [Report(v.client, 1.0, TEXTS, STEPS, 0.0, 1.0, True, False, {}, 0.0) for v in visits]
+        reports = [Report(v.client, 1.0, TEXTS, STEPS, 0.0, 1.0, True, False, {}, 0.0) for v in participants]
         return self._total, reports
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
         return {}
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         return []
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from contenders import build, dataset, settings
 from tacit.config.build import build_job
-from tacit.engine import InProcess, Order, Visit, shards
+from tacit.engine import InProcess, Order, Participant, shards
 from tacit.engine.contract import SHARD
 from tacit.engine.ray import AHEAD
 from tacit.vector import read_values
@@ -65,7 +65,7 @@ class Plan:
 def round_seconds(plan: Plan, rng: np.random.Generator) -> tuple[float, float]:
     """How long a round takes, and how much of that the workers work, by the engine's own cut into shards."""
     size = rng.lognormal(-(plan.spread**2) / 2, plan.spread, plan.cohort)
-    parts = shards([Visit(i) for i in range(plan.cohort)], np.round(1e6 * size).astype(np.int64))
+    parts = shards([Participant(i) for i in range(plan.cohort)], np.round(1e6 * size).astype(np.int64))
     work = np.array([plan.client * sum(float(size[v.client]) for v in part) for part in parts])
     work *= rng.lognormal(0.0, plan.noise, len(parts))
     begin = (
@@ -112,7 +112,7 @@ def measured(model: str, clients: int = 24) -> tuple[float, int]:
         times = []
         for turn in range(3):
             start = time.process_time()
-            engine.sum(Order(turn, 0.05, 5), message, [Visit(c) for c in range(clients)])
+            engine.sum(Order(turn, 0.05, 5), message, [Participant(c) for c in range(clients)])
             times.append((time.process_time() - start) / clients)
         engine.close()
     return min(times), job.layout.size

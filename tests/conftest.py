@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,52 +10,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _pytest.runner import runtestprotocol
 
 from tacit import ArrayRecords, Dataset
 from tacit.config import Config, load
 
+DEVICE = pytest.StashKey[Any]()
+
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before anything is computed here: the process whose forks will have the pretended device."""
+    items = [item for item in session.items if "accel" in item.path.name]
+    if items:
+        from elsewhere import Elsewhere
+
+        session.config.stash[DEVICE] = Elsewhere(session, items)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> object:
-    """Tests of the pretended device have it in a child of their own: autograd keeps threads for a device, and
-    a process with them can fork no more."""
+    """Tests of the pretended device run in a fork that has it; all others, here, without."""
     if "accel" not in item.path.name:
         return None
-    hook = item.ihook
-    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _in_a_child(item):
-        hook.pytest_runtest_logreport(report=report)
-    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in item.config.stash[DEVICE].run(item):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
-
-
-def _in_a_child(item: pytest.Item) -> list[pytest.TestReport]:
-    """The reports of a test that a forked child ran. A child that dies is a failure like any other."""
-    hook, config = item.config.hook, item.config
-    with tempfile.TemporaryFile("w+") as said:
-        child = os.fork()
-        if child == 0:
-            try:
-                import accel
-
-                accel.install()
-                reports = runtestprotocol(item, nextitem=None, log=False)
-                data = [hook.pytest_report_to_serializable(config=config, report=r) for r in reports]
-                json.dump(data, said)
-                said.flush()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        said.seek(0)
-        try:
-            found = [hook.pytest_report_from_serializable(config=config, data=d) for d in json.load(said)]
-        except ValueError:
-            call = pytest.CallInfo.from_call(lambda: pytest.fail("the test's process died"), "call")
-            found = [pytest.TestReport.from_item_and_call(item, call)]
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tacit.optimizers.server import OPTIMIZERS
 from tacit.privacy import MECHANISMS
 
 ROOT = Path(__file__).parents[1]
@@ -19,7 +18,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 def test_every_addition_that_is_shown_works(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("recipes").symlink_to(ROOT / "recipes")
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     Path("contributing.py").write_text("\n\n".join(blocks))
     monkeypatch.syspath_prepend(".")
     try:
@@ -27,7 +26,6 @@ def test_every_addition_that_is_shown_works(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         sys.modules.pop("contributing", None)
         MECHANISMS.pop("twice", None)  # what the examples add is gone afterwards
-        OPTIMIZERS.pop("signsgd", None)
 
 
 def test_every_file_and_registry_that_is_named_exists() -> None:

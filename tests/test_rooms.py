@@ -9,6 +9,7 @@ import tacit
 
 ORDER = [
     {"errors"},
+    {"system"},
     {"lazy", "randomness", "reading", "section"},
     {"vector"},
     {"optimizers", "gradients"},

@@ -13,10 +13,14 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from tacit.system import BINARY
+
+AT_ONCE: int = getattr(os, "O_NONBLOCK", 0)
+
 
 def opened(file: Path) -> BinaryIO:
     """A regular file, to read it; OSError of anything else, at once."""
-    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer is not waited for
+    fd = os.open(file, os.O_RDONLY | BINARY | AT_ONCE)  # a pipe without a writer is not waited for
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)

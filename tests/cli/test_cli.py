@@ -33,7 +33,7 @@ def test_run_then_refuse_then_resume(command, recipe: Path) -> None:
     assert "already holds a run" in err
     code, out, _ = command("resume", "here")
     assert code == 0
-    assert "all 2 rounds were played already" in out
+    assert "all 2 rounds are done already" in out
     code, out, _ = command("compare", "here", "here", "--json")
     assert [row["seeds"] for row in json.loads(out)] == [1], "one run, though named twice"
     code, out, _ = command("compare", "here")

@@ -41,7 +41,9 @@ def imported(*command: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "run --help", "plan --help", "methods"])
+@pytest.mark.parametrize(
+    "command", ["--help", "--version", "run --help", "plan --help", "methods", "recipes"]
+)
 def test_no_large_library_is_imported(command: str) -> None:
     assert not imported(*command.split())
 

@@ -30,7 +30,7 @@ from conftest import blobs
 from methods_small import configured, memories, play
 from tacit.algorithms import Algorithm, FedAvg
 from tacit.config.build import build_job
-from tacit.engine import ClientError, InProcess, Order, RaySettings, Visit
+from tacit.engine import ClientError, InProcess, Order, Participant, RaySettings
 from tacit.engine import ray as engine_ray
 from tacit.engine.ray import SERVER, Patience, Ray, _Actor
 from tacit.engine.ray_cluster import LEFTOVER, remove_leftovers
@@ -151,7 +151,7 @@ def settings(rounds: int = 3, **overrides: Any) -> tacit.Config:
     return tacit.load(values, {key.replace("__", "."): value for key, value in overrides.items()})
 
 
-VISITS = [Visit(client) for client in range(12)]
+PARTICIPANTS = [Participant(client) for client in range(12)]
 
 
 @dataclass
@@ -159,11 +159,11 @@ class Opened:
     engine: Ray
     message: Vectors
     expected: torch.Tensor
-    replayed: list[Visit]
+    replayed: list[Participant]
 
     def sum(self) -> None:
         """Once more the same round: the same bits, every client once."""
-        total, reports = self.engine.sum(Order(0, 0.1, 2), self.message, VISITS)
+        total, reports = self.engine.sum(Order(0, 0.1, 2), self.message, PARTICIPANTS)
         assert torch.equal(total["delta"], self.expected)
         assert sorted(report.client for report in reports) == list(range(12))
 
@@ -184,9 +184,9 @@ def opened(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     job = build_job(settings(), folder, None, blobs(48), Slow())
     message = {"theta": read_values(job.model, job.layout).clone()}
     plain = InProcess(job)
-    expected = plain.sum(Order(0, 0.1, 2), message, VISITS)[0]["delta"].clone()
+    expected = plain.sum(Order(0, 0.1, 2), message, PARTICIPANTS)[0]["delta"].clone()
     plain.close()
-    replayed: list[Visit] = []
+    replayed: list[Participant] = []
     engine = Ray(job, message, 12, RaySettings(), replayed.extend, IMPATIENT)
     yield Opened(engine, message, expected, replayed)
     engine.close()
@@ -209,19 +209,19 @@ class TestOneEngine:
                 begin = time.monotonic()
                 opened.sum()
             slowest = max(slowest, time.monotonic() - begin)
-            played = [visit.client for visit in opened.replayed]
+            played = [participant.client for participant in opened.replayed]
             assert 0 < len(played) <= 2, "what it had, and nothing else"
-            assert all(visit.replay == 0 for visit in opened.replayed)
+            assert all(participant.replay == 0 for participant in opened.replayed)
         print(f"{KILLS} workers lost; the slowest round with one took {slowest:.1f} s")
 
     def test_evaluation_survives_a_killed_worker(self, opened: Opened) -> None:
         opened.until(lambda: len(opened.pids()) == 2)
         message = opened.message
-        whole, each = opened.engine.evaluate(message), opened.engine.evaluate_clients(message, VISITS)
+        whole, each = opened.engine.evaluate(message), opened.engine.evaluate_clients(message, PARTICIPANTS)
         opened.replayed.clear()
         os.kill(opened.pids()[0], signal.SIGKILL)
         assert opened.engine.evaluate(message) == whole
-        assert opened.engine.evaluate_clients(message, VISITS) == each
+        assert opened.engine.evaluate_clients(message, PARTICIPANTS) == each
         assert not opened.replayed
 
     def test_a_machine_joins_and_is_taken_away(self, opened: Opened, cluster: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 import tacit
 from conftest import blobs
 from tacit.algorithms import Algorithm, FedAvg
-from tacit.engine import ClientError, Order, Visit
+from tacit.engine import ClientError, Order, Participant
 from tacit.engine.guard import Shown, received
 from tacit.vector import Layout, Vectors, read_values
 
@@ -106,7 +106,7 @@ def test_neither_the_server_nor_the_next_client_sees_what_was_written(config, da
     before = theta.clone()
     for client in range(4):
         with pytest.raises(ClientError, match="wrote to the message"):
-            engine.sum(Order(0, 0.1, 1), {"theta": theta}, [Visit(client)])
+            engine.sum(Order(0, 0.1, 1), {"theta": theta}, [Participant(client)])
         assert torch.equal(theta, before)
     engine.close()
     assert seen == [float(before.norm())] * 4
@@ -177,7 +177,9 @@ def test_whatever_is_sent_adds_no_more_than_the_bound(config, dataset, tmp_path,
         kinds[0] = kind
         bounding = mechanism.bounding(mechanism.init(), job.upload_sizes, job.layout, 1)
         try:
-            total, reports = engine.sum(Order(0, 0.1, 1, bounding=bounding), {"theta": theta}, [Visit(0)])
+            total, reports = engine.sum(
+                Order(0, 0.1, 1, bounding=bounding), {"theta": theta}, [Participant(0)]
+            )
         except ClientError as error:
             refused += 1
             assert "client 0, round 0, step 0: ValueError: the algorithm sent" in str(error)

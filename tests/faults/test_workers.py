@@ -21,7 +21,7 @@ import tacit
 from conftest import blobs
 from tacit.algorithms import Algorithm
 from tacit.config.build import build_job
-from tacit.engine import InProcess, Order, Pool, Visit
+from tacit.engine import InProcess, Order, Participant, Pool
 from tacit.engine.pool import Patience
 from tacit.federation.statements import read_ledger
 from tacit.vector import read_values
@@ -72,29 +72,29 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     trap = tmp_path / "trap"
     job = build_job(small.settings("plain"), tmp_path, None, blobs(48), Slow(str(trap)))
     message = {"theta": read_values(job.model, job.layout).clone()}
-    visits = [Visit(client) for client in range(12)]
+    participants = [Participant(client) for client in range(12)]
     plain = InProcess(job)
-    expected = plain.sum(Order(0, 0.1, 2), message, visits)[0]["delta"].clone()
+    expected = plain.sum(Order(0, 0.1, 2), message, participants)[0]["delta"].clone()
     plain.close()
     replayed: list[int] = []
     pool = Pool(
         job,
         message,
         2,
-        before_replay=lambda shard: replayed.extend(visit.client for visit in shard),
+        before_replay=lambda shard: replayed.extend(participant.client for participant in shard),
         patience=QUICK,
     )
-    yield pool, message, visits, expected, replayed, trap
+    yield pool, message, participants, expected, replayed, trap
     pool.close()
 
 
 @pytest.mark.parametrize("what", ["kill", "crash once", "stop", "hang"])
 def test_a_shard_is_played_again_to_the_same_bits(engines: Any, what: str) -> None:
-    pool, message, visits, expected, replayed, trap = engines
-    pool.sum(Order(1, 0.1, 2), message, visits)  # how long a shard takes is known after this
+    pool, message, participants, expected, replayed, trap = engines
+    pool.sum(Order(1, 0.1, 2), message, participants)  # how long a shard takes is known after this
     replayed.clear()
     trap.write_text(what)
-    total, reports = pool.sum(Order(0, 0.1, 2), message, visits)
+    total, reports = pool.sum(Order(0, 0.1, 2), message, participants)
     assert torch.equal(total["delta"], expected)
     assert sorted(report.client for report in reports) == list(range(12))
     assert len(replayed) == 1
@@ -111,10 +111,10 @@ def test_evaluation_survives_a_killed_worker(engines: Any) -> None:
 
 
 def test_a_worker_that_fails_three_times_ends_the_round_in_one_line(engines: Any) -> None:
-    pool, message, visits, _, _, trap = engines
+    pool, message, participants, _, _, trap = engines
     trap.write_text("crash always")
     with pytest.raises(tacit.UserError, match="failed 3 times in a row: it ended") as told:
-        pool.sum(Order(0, 0.1, 2), message, visits)
+        pool.sum(Order(0, 0.1, 2), message, participants)
     assert "\n" not in str(told.value)
     trap.unlink()
 

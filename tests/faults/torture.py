@@ -43,7 +43,7 @@ from nonsense import Nonsense, mutated
 from points import ERRORS, KILLS, NEVER, Faults
 
 import tacit
-from tacit.engine import ClientError, InProcess, Order, Visit
+from tacit.engine import ClientError, InProcess, Order, Participant
 from tacit.federation.statements import read_ledger, read_statement
 from tacit.privacy import Ledger, epsilon
 from tacit.vector import read_values
@@ -478,7 +478,7 @@ class Torture:
         outcome = "client, refused"
         try:
             order = Order(0, 0.1, 1, bounding=bounding)
-            total, _ = self.engine.sum(order, {"theta": self.theta}, [Visit(0)])
+            total, _ = self.engine.sum(order, {"theta": self.theta}, [Participant(0)])
         except ClientError:
             pass
         else:

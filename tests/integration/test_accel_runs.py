@@ -68,9 +68,9 @@ def test_every_method(method: str) -> None:
     traffic = both(config, model=halves(), dataset=small(method == "adadps"))
     # Up: the message, and a batch (two tensors) for each step, of which some methods take two; one vector of
     # noise a step. Down: sums once a round, losses and state once a client. 2 rounds.
-    vectors_sent, visits = 4, 2 * CLIENTS
-    assert traffic.up <= 2 * vectors_sent * 2 + visits * (vectors_sent + STEPS * 2 * (2 + 1 + 1))
-    assert traffic.down <= 2 * vectors_sent + visits * (vectors_sent + 2) + 40
+    vectors_sent, participants = 4, 2 * CLIENTS
+    assert traffic.up <= 2 * vectors_sent * 2 + participants * (vectors_sent + STEPS * 2 * (2 + 1 + 1))
+    assert traffic.down <= 2 * vectors_sent + participants * (vectors_sent + 2) + 40
 
 
 MECHANISMS = {

@@ -23,7 +23,7 @@ import tacit
 from tacit.config.build import build_job
 from tacit.config.fit import fit
 from tacit.data import ArrayRecords, Dataset
-from tacit.engine import InProcess, Order, Visit
+from tacit.engine import InProcess, Order, Participant
 from pathlib import Path
 
 def dataset(side):
@@ -40,7 +40,7 @@ def play(config, data, folder):
     bounding = None
     if job.privacy is not None:
         bounding = job.privacy.bounding(job.privacy.init(), job.upload_sizes, job.layout, 1)
-    engine.sum(Order(0, 0.01, bounding=bounding), message, [Visit(0), Visit(1)])
+    engine.sum(Order(0, 0.01, bounding=bounding), message, [Participant(0), Participant(1)])
     model = sum(p.nbytes for p in job.model.parameters())  # was there before the engine
     return resident("VmHWM") - before + model
 

@@ -135,7 +135,7 @@ def test_dropout_differs_between_clients_and_repeats_on_resume(tmp_path: Path) -
     from dataclasses import replace
 
     from tacit.config.build import build_job
-    from tacit.engine import InProcess, Order, Visit
+    from tacit.engine import InProcess, Order, Participant
     from tacit.vector import read_values
 
     data = texts(6)
@@ -156,7 +156,7 @@ def test_dropout_differs_between_clients_and_repeats_on_resume(tmp_path: Path) -
         rounds = [(0, 0), (0, 1), (1, 0)]
         found = []
         for round, client in rounds:
-            total, _ = engine.sum(Order(round, 0.5), {"theta": theta}, [Visit(client)])
+            total, _ = engine.sum(Order(round, 0.5), {"theta": theta}, [Participant(client)])
             found.append(total["delta"].clone())
         engine.close()
         return found

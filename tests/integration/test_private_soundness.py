@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import tacit
 from tacit.algorithms import Algorithm, FedAvg
 from tacit.config.build import build_job
-from tacit.engine import InProcess, Order, Visit
+from tacit.engine import InProcess, Order, Participant
 from tacit.federation.statements import LEDGER
 from tacit.gradients import ClippedGradient
 from tacit.vector import Layout, Vectors, read_values
@@ -68,15 +68,15 @@ def test_buffers_do_not_leave_a_protected_client(config, dataset) -> None:
 def test_one_client_leaves_nothing_for_the_next(config, dataset, tmp_path: Path) -> None:
     """With the clip of one client, another's upload must not change: the bound counts each only once."""
 
-    def upload(visits: list[int]) -> Tensor:
+    def upload(participants: list[int]) -> Tensor:
         torch.manual_seed(0)
         settings = config(privacy={**CLIENT, "noise": 0.0, "clip": 1e9})
         job = build_job(settings, tmp_path, Remembers(persistent=False, used=True), dataset, FedAvg())
         engine = InProcess(job)
         message = {"theta": read_values(job.model, job.layout)}
         order = Order(0, 0.1, 1)
-        for client in visits:
-            total, _ = engine.sum(order, message, [Visit(client)])
+        for client in participants:
+            total, _ = engine.sum(order, message, [Participant(client)])
         engine.close()
         assert not job.model.seen.any()
         return total["delta"].clone()
@@ -126,7 +126,7 @@ def test_dropout_at_example_level_is_secret(config, dataset, tmp_path: Path) -> 
         job = build_job(settings, tmp_path, model, dataset, FedAvg())
         engine = InProcess(job)
         message = {"theta": read_values(job.model, job.layout)}
-        return [engine.sum(Order(0, 0.1, 1), message, [Visit(0)])[0]["delta"].clone() for _ in "ab"]
+        return [engine.sum(Order(0, 0.1, 1), message, [Participant(0)])[0]["delta"].clone() for _ in "ab"]
 
     first, second = uploads("os")
     assert not torch.equal(first, second)

@@ -250,7 +250,7 @@ def test_a_run_that_a_budget_ended_is_finished(config, dataset) -> None:
     budget = {**CLIENT, "epsilon": free.metrics[1]["epsilon"] + 1e-6}
     tacit.run(config(rounds=3, privacy=budget), "runs/spent", dataset=dataset)
     (run,) = compare.find_runs([Path("runs")])
-    assert run.played == 2 and run.finished
+    assert run.rounds_done == 2 and run.finished
 
 
 # --- weak and empty guarantees ------------------------------------------------------------------------------

@@ -219,6 +219,34 @@ def test_layer_bounds_add_up_to_c(per: Per) -> None:
     assert all(a[1] == b[0] for a, b in pairwise(covered))
 
 
+@pytest.mark.parametrize("per", ["uniform", "dim"])
+def test_weights_move_the_bound_between_layers_and_leave_its_length(per: Per) -> None:
+    """C_i = C·√(α_i d_i / Σ α_h d_h): the paper's H.5, 003 line 1497; for whole clients and for records."""
+    layers = [name for name, _ in LAYOUT.layer_slices()]
+    rule = Clip(C, per, weights={layers[0]: 3.0, "*": 0.5})
+    sizes = {name: sum(p.stop - p.start for p in parts) for name, parts in LAYOUT.layer_slices()}
+    shares = {
+        name: (3.0 if name == layers[0] else 0.5) * (size if per == "dim" else 1)
+        for name, size in sizes.items()
+    }
+    bound = rule.bind({"delta": LAYOUT.shared}, LAYOUT)
+    for group, share in zip(bound.groups, shares.values(), strict=True):
+        assert group.bound == pytest.approx(C * math.sqrt(share / sum(shares.values())), rel=1e-12)
+    for found in ([g.bound for g in bound.groups], [c_h for _, c_h in rule.groups(LAYOUT)]):
+        assert math.sqrt(sum(c_h**2 for c_h in found)) == pytest.approx(C, rel=1e-12)
+    huge, _ = bound.apply({"delta": torch.full((LAYOUT.shared,), 1e20)})
+    assert math.sqrt(float(huge["delta"].double().square().sum())) <= C
+
+
+def test_weights_of_nothing_are_refused() -> None:
+    with pytest.raises(UserError, match="no layer matches 'mlp'; there are"):
+        Clip(C, "dim", weights={"mlp": 2.0}).bind(SIZES, LAYOUT)
+    with pytest.raises(UserError, match="set per: dim"):
+        Clip(C, weights={"*": 2.0})
+    with pytest.raises(UserError, match="greater than 0"):
+        Clip(C, "dim", weights={"*": 0.0})
+
+
 def test_clip_never_grows_and_normalize_does() -> None:
     for mode, grows in (("clip", False), ("normalize", True)):
         uploads = one_layer_only(5.0)

@@ -317,11 +317,11 @@ def test_poisson_inclusion_rate_and_independence() -> None:
 
 def test_coins_at_the_edges() -> None:
     bits = Bits.secret()
-    assert bits.coins(3, 1.0).tolist() == [0, 1, 2]
-    assert bits.coins(0, 0.5).tolist() == []
-    assert bits.coins(100, 1e-300).tolist() == []
-    assert bits.coins(10_000, math.nextafter(1.0, 0.0)).size == 10_000
-    assert bits.coins(200_000, 0.5).max() >= 65_536  # beyond one chunk
+    assert bits.bernoulli(3, 1.0).tolist() == [0, 1, 2]
+    assert bits.bernoulli(0, 0.5).tolist() == []
+    assert bits.bernoulli(100, 1e-300).tolist() == []
+    assert bits.bernoulli(10_000, math.nextafter(1.0, 0.0)).size == 10_000
+    assert bits.bernoulli(200_000, 0.5).max() >= 65_536  # beyond one chunk
 
 
 def test_a_cohort_of_a_fixed_size_is_uniform() -> None:

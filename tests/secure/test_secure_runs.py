@@ -13,7 +13,7 @@ import torch
 
 import tacit
 from tacit.config.build import build_job
-from tacit.engine import InProcess, Order, Visit
+from tacit.engine import InProcess, Order, Participant
 from tacit.engine.secure import Secured
 from tacit.errors import UserError
 from tacit.federation.statements import SEEN
@@ -82,14 +82,14 @@ def test_what_the_servers_part_hears_is_masked(config, dataset, monkeypatch) -> 
     bounding = job.privacy.bounding({}, job.upload_sizes, job.layout, 4)
     order = Order(0, 0.1, bounding=bounding)
     message = job.algorithm.message(job.algorithm.init(values(job.model), job.layout))
-    visits = [Visit(n) for n in (1, 4, 6, 7)]
+    participants = [Participant(n) for n in (1, 4, 6, 7)]
     heard: list[bytes] = []
     engine = Secured(inner, job, job.privacy)
     engine.heard = heard.append
-    total, reports = engine.sum(order, message, visits)
+    total, reports = engine.sum(order, message, participants)
     total = {name: vector.clone() for name, vector in total.items()}
-    alone = {v.client: inner.sum(order, message, [v])[0]["delta"].numpy().copy() for v in visits}
-    expected, open_reports = inner.sum(order, message, visits)
+    alone = {v.client: inner.sum(order, message, [v])[0]["delta"].numpy().copy() for v in participants}
+    expected, open_reports = inner.sum(order, message, participants)
     assert torch.equal(total["delta"], expected["delta"])
     assert [r.client for r in reports] == [r.client for r in open_reports]
     messages = [decode(Signed, data) for data in heard]

@@ -22,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 def drift(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs whose checkpoints to look at.")],
-    clients: Annotated[int, typer.Option(min=2, help="Clients to let play.")] = 10,
+    clients: Annotated[int, typer.Option(min=2, help="Clients to train.")] = 10,
     adamw_lr: Annotated[float, typer.Option(help="Rate of Local AdamW.")] = 0.0003,
     sgd_lr: Annotated[float, typer.Option(help="Rate of Local SGD.")] = 0.1,
     steps: Annotated[int, typer.Option(min=1, help="Local steps.")] = 50,
@@ -89,7 +89,7 @@ def hessian(
     kept = _rounds(folder)
     if round is not None and round not in kept:
         raise UserError(f"--round {round}: {folder} keeps rounds {', '.join(map(str, kept))}")
-    played = _load(job, folder, kept[-1] if round is None else round)
+    loaded = _load(job, folder, kept[-1] if round is None else round)
     if kind not in ("architecture", "fine", "tensor"):
         raise UserError(f"--kind {kind}: choose architecture, fine or tensor")
     held = np.concatenate([job.population.train(c) for c in range(len(job.population))])
@@ -99,9 +99,9 @@ def hessian(
     product = hessian_product(job.model, job.layout, job.task, batch)
     spectra = by_block(product, blocks(job.layout, kind), steps, limit)
     if picture is not None:
-        draw(spectra, picture, f"round {played}, {len(chosen)} training records")
+        draw(spectra, picture, f"round {loaded}, {len(chosen)} training records")
     if as_json:
-        print(json.dumps({"round": played, "blocks": [asdict(s) for s in spectra]}))
+        print(json.dumps({"round": loaded, "blocks": [asdict(s) for s in spectra]}))
         return
     table = _table("block", "size", "largest", "next", "smallest found")
     for s in spectra:
@@ -146,13 +146,11 @@ def _load(job: Job, folder: Path, round: int) -> int:
     """Put the model of a kept round into the job; the round."""
     from safetensors.torch import load_file
 
-    from tacit.engine import BUFFERS
     from tacit.vector import write_buffers, write_values
 
     saved = load_file(folder / "checkpoint" / f"{round:06d}" / "state.safetensors")
     if saved["theta"].numel() != job.layout.shared:
         raise UserError(f"{folder}: its checkpoint is of another model")
     write_values(job.model, job.layout, saved["theta"])
-    if BUFFERS in saved:
-        write_buffers(job.model, saved[BUFFERS])
+    write_buffers(job.model, saved)
     return round

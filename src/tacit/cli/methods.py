@@ -30,10 +30,10 @@ class Traffic:
 def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False) -> None:
     """List every method: its paper, its privacy unit, its traffic and what a client keeps.
 
-    Traffic is measured: each method plays one client of a small transformer. 1× is the model, FedAvg's own.
+    Traffic is measured: each method trains one client of a small transformer. 1× is the model, FedAvg's own.
     Choose one with `method: NAME` in a config or `--set method=NAME`:
 
-    - `tacit run recipes/quickstart.yaml --set method=scaffold --set privacy=null`
+    - `tacit run quickstart.yaml --set method=scaffold --set privacy=null`
     """
     from tacit.config.methods import METHODS
 
@@ -79,12 +79,12 @@ def known() -> dict[str, Traffic]:
 
 
 def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
-    """Let each algorithm play one client of a small vision transformer."""
+    """Let each algorithm train one client of a small vision transformer."""
     import numpy as np
     import torch
 
     from tacit.data import ArrayRecords, Population
-    from tacit.engine import InProcess, Job, Local, Order, Visit
+    from tacit.engine import InProcess, Job, Local, Order, Participant
     from tacit.engine.states import NONE, DirectoryStates
     from tacit.models import vit
     from tacit.tasks import Classification
@@ -108,7 +108,7 @@ def measure(algorithms: dict[str, Any]) -> dict[str, Traffic]:
             message = algorithm.message(
                 algorithm.init(read_values(model, job.layout)[: job.layout.shared], job.layout)
             )
-            total, reports = engine.sum(Order(0, 0.1), message, [Visit(0)])
+            total, reports = engine.sum(Order(0, 0.1), message, [Participant(0)])
             kept = states.load(0, reports[0].state or NONE)
             engine.close()
             found[name] = Traffic(
@@ -132,9 +132,9 @@ def blocks(
 
     FedAdamW and DP-FedAdamW send one number a block instead of one for each coordinate.
 
-    - `tacit blocks recipes/quickstart.yaml --set model=vit-tiny`
+    - `tacit blocks quickstart.yaml --set model=vit-tiny`
 
-    - `tacit blocks recipes/quickstart.yaml --set model=vit-tiny --kind fine --limit 5`
+    - `tacit blocks quickstart.yaml --set model=vit-tiny --kind fine --limit 5`
     """
     from tacit import config
     from tacit.config.build import build_dataset, build_model

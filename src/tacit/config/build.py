@@ -31,7 +31,7 @@ from tacit.data.records import Timed
 from tacit.deploy import FlowerSettings, Looks, Roster
 from tacit.deploy import Owners as OwnersPopulation
 from tacit.deploy.states import RemoteStates
-from tacit.engine import ClientStates, DirectoryStates, Job, Local
+from tacit.engine import ClientStates, DirectoryStates, EngineSettings, Job, Local
 from tacit.engine.device import devices
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
@@ -40,11 +40,14 @@ from tacit.federation import Settings
 from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.lora import adapt, half_frozen, train_only
-from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampling
+from tacit.optimizers.server import OptimizerFactory
+from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampler, Sampling, as_sampling
 from tacit.tasks import Task
 
 LANGUAGE = "language"
 """The task whose models predict the next token."""
+WORDS = "token-classification"
+"""The task whose models have a class for each token."""
 
 
 def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -163,9 +166,11 @@ def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Modul
     sizes = (dataset.shape, dataset.classes)
     if section.hub is not None:
         frozen = section.frozen if weights else "empty"
-        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline, frozen)
+        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline, frozen, task == WORDS)
     if section.config is not None:
-        return hub.from_config(sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE)
+        return hub.from_config(
+            sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE, task == WORDS
+        )
     assert section.name is not None  # the schema asks for one of the three
     if section.name.startswith(PREFIX):
         model = made(section.name, "model", section.options, shape=dataset.shape, classes=dataset.classes)
@@ -201,6 +206,7 @@ def build_job(
     algorithm: Algorithm | None = None,
     task: Task | None = None,
     population: Population | None = None,
+    sampling: Sampler | None = None,
 ) -> Job:
     """What the workers need; any part can be given as an object instead of by name."""
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
@@ -231,7 +237,7 @@ def build_job(
         states=states,
         evaluation_batch=config.evaluate.batch,
         layers=config.evaluate.layers,
-        privacy=build_privacy(config, population, algorithm, local),
+        privacy=build_privacy(config, population, algorithm, local, sampling),
         public=split_public(config, dataset)[0],
         probe=build_probe(config, population),
         augment=build_augment(config, dataset),
@@ -270,7 +276,7 @@ def build_local(config: Config, dataset: Dataset) -> Local:
             raise UserError(f"local.seconds: the records of {dataset.name} have no length; set local.batch")
         if config.privacy is not None and config.privacy.unit == "example":
             raise UserError(
-                "local.seconds: at example level every record joins a batch by a coin of its own, however "
+                "local.seconds: at example level batches are Poisson samples of records, however "
                 "long it is; set local.batch"
             )
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
@@ -346,13 +352,28 @@ def _ask_for_the_unit(config: Config, dataset: Dataset) -> None:
     )
 
 
-def build_settings(config: Config) -> Settings:
-    """Everything else of the run."""
+def build_settings(
+    config: Config,
+    algorithm: Algorithm | None = None,
+    engine: EngineSettings | None = None,
+    optimizer: OptimizerFactory | None = None,
+) -> Settings:
+    """Everything else of the run; the engine or the server's optimizer may be given as an object."""
+    if optimizer is not None and algorithm is not None and algorithm.own_server_rule:
+        raise UserError(
+            f"optimizer: {type(algorithm).__name__} has a server rule of its own and would not use it; "
+            "leave it out"
+        )
+    if optimizer is not None and (config.server.optimizer != "sgd" or config.server.options):
+        raise UserError(
+            "server: the run was given an optimizer as an object; leave out server.optimizer and its options "
+            "(server.lr and server.schedule stay), or give it as functools.partial(CLASS, OPTIONS)"
+        )
     return Settings(
         rounds=config.rounds,
         lr=config.local.lr,
         lr_schedule=config.local.schedule.over(config.rounds),
-        server_optimizer=config.server.optimizer,
+        server_optimizer=config.server.optimizer if optimizer is None else optimizer,
         server_device=devices(config.server.device, "server.device")[0],
         server_lr=config.server.lr,
         server_schedule=config.server.schedule.over(config.rounds),
@@ -363,20 +384,43 @@ def build_settings(config: Config) -> Settings:
         tune=config.evaluate.tune,
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
-        engine=config.engine,
+        patience=config.evaluate.patience,
+        keep_best=config.evaluate.keep_best,
+        engine=config.engine if engine is None else engine,
     )
 
 
-def build_sampling(config: Config, clients: int) -> Sampling:
-    """How cohorts are drawn."""
+def build_sampling(config: Config, clients: int, sampler: Sampler | None = None) -> Sampling:
+    """How cohorts are drawn: by the sampler, if one is given, or as the config says."""
+    if sampler is not None:
+        return _own_sampling(config, clients, sampler)
     client_level = config.privacy is not None and config.privacy.unit == "client"
     in_turn = config.privacy is not None and config.privacy.mechanism is not None
     kind = config.cohort.sampling or ("poisson" if client_level and not in_turn else "fixed")
     return FixedSize(config.cohort.size) if kind == "fixed" else Poisson(config.cohort.size / clients)
 
 
+def _own_sampling(config: Config, clients: int, sampler: Sampler) -> Sampling:
+    sampling = as_sampling(sampler)
+    if config.cohort.sampling is not None:
+        raise UserError("cohort.sampling: the run was given a sampling as an object; leave one of them out")
+    if config.privacy is not None and config.privacy.extrapolate:
+        raise UserError("privacy.extrapolate is for Poisson cohorts by the config; leave sampling= out")
+    expected = sampling.expected(clients)
+    if round(expected) != config.cohort.size:
+        raise UserError(
+            f"cohort.size: {config.cohort.size}, but the sampling that was given expects {expected:g} "
+            f"clients in a round; set it to {round(expected)}"
+        )
+    return sampling
+
+
 def build_privacy(
-    config: Config, population: Population, algorithm: Algorithm, local: Local
+    config: Config,
+    population: Population,
+    algorithm: Algorithm,
+    local: Local,
+    sampler: Sampler | None = None,
 ) -> Mechanism | None:
     """The guarantee, with its noise found for the budget if it is not given."""
     section = config.privacy
@@ -426,7 +470,7 @@ def build_privacy(
         noise=1.0 if section.noise is None else section.noise,
         delta=section.delta,
         clip=section.clip,
-        sampling=build_sampling(config, len(population)),
+        sampling=build_sampling(config, len(population), sampler),
         epsilon=section.epsilon,
         entropy=section.entropy,
         metrics=metrics,

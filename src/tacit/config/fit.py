@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,12 @@ from tacit.data import Batch, Dataset
 from tacit.engine import DirectoryStates, Job
 from tacit.engine.contract import Order
 from tacit.engine.device import Compute, DeviceSettings
-from tacit.engine.footprint import Need, parameter_bytes, played, server_need, worker_need
-from tacit.engine.kinds import cores, share
+from tacit.engine.footprint import Need, one_client, parameter_bytes, server_need, worker_need
+from tacit.engine.kinds import share
 from tacit.errors import UserError
 from tacit.optimizers import ServerOptimizer
 from tacit.privacy import ExampleLevel
+from tacit.system import cores, memory_bytes
 from tacit.vector import Layout
 
 TRIED = 8
@@ -72,7 +72,7 @@ def fit(config: Config, dataset: Dataset | None = None, model: nn.Module | None 
         empty = model if model is not None else build_model(config, dataset, weights=False)
     with TemporaryDirectory() as folder:
         job = build_job(config, Path(folder), empty, dataset)
-        held = played(job, DirectoryStates(Path(folder) / "small"), Order(0, 0.1))
+        held = one_client(job, DirectoryStates(Path(folder) / "small"), Order(0, 0.1))
         batch = max(_batches(job), key=lambda b: sum(t.nbytes for t in b.values()))
         worker = worker_need(empty, batch, job, compute, held)
         server = _server(config, job)
@@ -80,7 +80,7 @@ def fit(config: Config, dataset: Dataset | None = None, model: nn.Module | None 
     workers = max(1, min(share(computes), config.cohort.size) if asked == "auto" else asked)
     trained, _ = parameter_bytes(empty)
     found = Fit(
-        worker, server, workers, compute, _device_bytes(compute), _host_bytes(), (),
+        worker, server, workers, compute, _device_bytes(compute), memory_bytes(), (),
         sum(p.numel() for p in empty.parameters()), trained // 4,
     )  # fmt: skip
     return Fit(**{**vars(found), "advice": tuple(_advice(found, config, job))})
@@ -126,10 +126,6 @@ def _device_bytes(compute: Compute) -> int | None:
         return None
     _, total = torch.cuda.mem_get_info(compute.device)
     return int(total)
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _advice(found: Fit, config: Config, job: Job) -> Iterator[str]:

@@ -4,7 +4,7 @@ What a picture becomes is a function of the client's key for this round, of the 
 place among the client's records; it does not depend on which other pictures share the batch. So each clipped
 gradient is that of one record alone, and the sum's sensitivity is what it is without augmentation. A record
 more or less moves the places of those after it, which nobody can tell as long as the key is secret: under a
-guarantee for examples it is (see `Worker`), like every other coin.
+guarantee for examples it is (see `Worker`), like all other randomness.
 
 >>> pictures = torch.arange(9, dtype=torch.uint8).view(1, 1, 3, 3)
 >>> Augment(crop=1)({"x": pictures}, np.array([4]), step=0, key=1)["x"][0, 0].tolist()
@@ -28,7 +28,7 @@ from tacit.data.records import Batch
 from tacit.section import section
 
 Key = int | Callable[[int, int, NDArray[np.int64]], NDArray[np.uint64]]
-"""What names a client's coins: a number, or a function of step, purpose and place to 64 secret bits each."""
+"""Names a client's random numbers: a number, or a function of step, purpose and place to 64 secret bits."""
 
 
 @section
@@ -43,7 +43,7 @@ class Augment:
     def __call__(self, batch: Batch, rows: NDArray[np.int64], step: int, key: Key) -> Batch:
         """The batch in storage form with its `x` changed; `rows`: each record's place with its client."""
         x = batch["x"]
-        down, right, mirrored = (_coins(key, step, rows, purpose) for purpose in range(3))
+        down, right, mirrored = (_words(key, step, rows, purpose) for purpose in range(3))
         if self.crop and len(x):
             choices = 2 * self.crop + 1
             x = _cut(x, self.crop, down % choices, right % choices)
@@ -52,7 +52,7 @@ class Augment:
         return {**batch, "x": x}
 
 
-def _coins(key: Key, step: int, rows: NDArray[np.int64], purpose: int) -> Tensor:
+def _words(key: Key, step: int, rows: NDArray[np.int64], purpose: int) -> Tensor:
     bits = key(step, purpose, rows) if callable(key) else randomness.scattered(key, step, purpose, rows)
     return torch.from_numpy((bits >> np.uint64(1)).astype(np.int64))  # torch cannot reckon with unsigned ones
 

@@ -1,13 +1,13 @@
 """Engines run clients. Which one runs a cohort changes how long it takes, and nothing else."""
 
-from tacit.engine.contract import Engine, Order, Report, Tune, Visit, shards
+from tacit.engine.contract import Engine, Order, Participant, Report, Tune, shards
 from tacit.engine.inprocess import InProcess, InProcessSettings
 from tacit.engine.kinds import AutoSettings, EngineSettings
 from tacit.engine.local import Local
 from tacit.engine.pool import Pool, PoolSettings
 from tacit.engine.ray import RaySettings
 from tacit.engine.states import ClientStates, DirectoryStates
-from tacit.engine.worker import BUFFERS, ClientError, Job, Worker
+from tacit.engine.worker import ClientError, Job, Worker
 from tacit.section import Section
 
 ENGINES: dict[str, type[Section]] = {
@@ -19,7 +19,6 @@ ENGINES: dict[str, type[Section]] = {
 """Every kind that a config's `engine.kind` may name: the section it is, which opens it."""
 
 __all__ = [
-    "BUFFERS",
     "ENGINES",
     "AutoSettings",
     "ClientError",
@@ -32,12 +31,12 @@ __all__ = [
     "Job",
     "Local",
     "Order",
+    "Participant",
     "Pool",
     "PoolSettings",
     "RaySettings",
     "Report",
     "Tune",
-    "Visit",
     "Worker",
     "shards",
 ]

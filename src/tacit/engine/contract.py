@@ -1,6 +1,6 @@
 """What crosses between the round loop and whatever runs the clients: named vectors and small plain values.
 
-An engine gets an `Order` (what to do this round), a message (named vectors) and the visits (which clients,
+An engine gets an `Order` (what to do this round), a message (named vectors) and the participants (clients,
 and which version of its state each holds). It gives back the sum of the clients' bounded uploads and a
 `Report` on each. Nothing else crosses, so an engine may be this process, a pool of processes, or machines
 far away.
@@ -41,7 +41,7 @@ class Order:
     weighted: bool = False
     """Weigh a client by its number of examples (never under a client-level guarantee)."""
     attempt: int = 0
-    """How often this round was charged before: a round played again must not repeat its noise."""
+    """How often this round was charged before: a repeated round must not repeat its noise."""
     bounding: Bounding | None = None
     """Client-level privacy: what is done to everything a client sends, taken together."""
 
@@ -59,13 +59,13 @@ class Tune:
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-class Visit(NamedTuple):
-    """A client to visit, and the version of its state that it starts from (`states.NONE`: it has none)."""
+class Participant(NamedTuple):
+    """A client that takes part, and the version of its state that it starts from (`states.NONE`: none)."""
 
     client: int
     state: str = NONE
     replay: int = 0
-    """How often the client was already played in this attempt at the round: its worker was lost."""
+    """How often the client already trained in this attempt at the round: its worker was lost."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ class Report:
     """L2 norm of each layer of its update, before any bound; only where a run asks for it."""
     gradient_layers: list[float] | None = None
     """The same of its gradients, in the mean over its steps."""
+    clipped_layers: list[float] | None = None
+    """The same of its update after the bound, under a guarantee for clients."""
 
 
 Progress = Callable[[int], None]
@@ -100,56 +102,80 @@ def ignore(done: int) -> None:
     """Progress that nobody watches."""
 
 
-Replay = Callable[[Sequence[Visit]], None]
-"""Told before clients are played a second time in one attempt at a round; may charge for it, or refuse."""
+Replay = Callable[[Sequence[Participant]], None]
+"""Told before clients train a second time in one attempt at a round; may charge for it, or refuse."""
 
 
-def free(visits: Sequence[Visit]) -> None:
-    """Nothing has to be done before clients are played again."""
+def free(participants: Sequence[Participant]) -> None:
+    """Nothing has to be done before clients train again."""
 
 
 class Engine(Protocol):
     """Runs clients. Speed is its only business: a result never depends on which engine made it."""
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
-        """Train the visited clients from `message`; the weighted sum of their uploads, and the reports.
+        """Train the round's clients and add up what they send.
 
-        Under a client-level guarantee the sum is of whole numbers, in int64: the same in any order. It is
-        in memory of the engine's own, which the next call overwrites; the caller may do so too.
+        Args:
+            order: the round's instructions.
+            message: what goes down; the engine must not change it.
+            participants: the clients, each with the version of its state.
+            progress: told how many are done.
+
+        Returns:
+            The weighted sum of their uploads, and a report on each. Under a client-level guarantee the sum is
+            of whole numbers, in int64: the same in any order. It is in memory of the engine's own, which the
+            next call overwrites; the caller may do so too.
+
+        Raises:
+            ClientError: code of the model, the data or the algorithm failed; it says on which client.
         """
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
-        """Metrics of the server's model on the common test set, and `server_train_loss` if the job asks for
-        it.
+        """Metrics of the server's model on the common test set.
+
+        Args:
+            message: as `sum` would be given it.
+
+        Returns:
+            Metrics by name, with `server_train_loss` if the job asks for it.
         """
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         """Metrics of each client's own model (shared part and its personal part) on its own test split.
 
-        With `tune`, each client first trains that model on its own records. Nothing of that is sent.
+        Args:
+            message: as `sum` would be given it.
+            participants: the clients, each with the version of its state.
+            tune: first train that model on the client's own records. Nothing of that is sent.
+
+        Returns:
+            Metrics by name, of each client that has a test split.
         """
 
     def close(self) -> None:
         """Release processes and memory."""
 
 
-def shards(visits: Sequence[Visit], sizes: NDArray[np.int64]) -> list[list[Visit]]:
+def shards(participants: Sequence[Participant], sizes: NDArray[np.int64]) -> list[list[Participant]]:
     """Cut a cohort into shards, largest clients first; a function of the cohort alone.
 
     Floating-point sums depend on their order. Each shard is summed client by client and the shards are
     added in this order, so the result is the same bit for bit however many workers share them out.
 
-    >>> cohort = [Visit(c) for c in range(3)]
+    >>> cohort = [Participant(c) for c in range(3)]
     >>> [[v.client for v in shard] for shard in shards(cohort, np.array([5, 9, 5]))]
     [[1], [0], [2]]
     """
-    if not visits:
+    if not participants:
         return []
-    largest_first = sorted(visits, key=lambda visit: (-int(sizes[visit.client]), visit.client))
-    count = min(len(visits), max(SHARDS, len(visits) // SHARD))
-    cuts = np.array_split(np.arange(len(visits)), count)
+    largest_first = sorted(
+        participants, key=lambda participant: (-int(sizes[participant.client]), participant.client)
+    )
+    count = min(len(participants), max(SHARDS, len(participants) // SHARD))
+    cuts = np.array_split(np.arange(len(participants)), count)
     return [[largest_first[i] for i in cut] for cut in cuts]

@@ -2,7 +2,7 @@
 
 Nothing of the real model is ever allocated. Two small measurements and sizes make up the estimate:
 
-- *vectors*: the algorithm, with its bounding and its state, plays one client of a small network of the same
+- *vectors*: the algorithm, with its bounding and its state, trains one client of a small network of the same
   kind of job, while every tensor that comes and goes is counted. That gives how many vectors of the model's
   length a worker holds when it computes a gradient, and at most. They grow with the model in proportion.
 - *activations*: one step of the real network on the shapes of a real batch, on torch's `meta` device, where
@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tacit.data import ArrayRecords, Batch, Population
-from tacit.engine.contract import Order, Visit
+from tacit.engine.contract import Order, Participant
 from tacit.engine.device import Compute, forget_activations
 from tacit.engine.inprocess import InProcess
 from tacit.engine.states import ClientStates
@@ -107,7 +107,7 @@ class Need:
 class _Noting:
     """A task that notes what is held whenever its losses are asked for.
 
-    On the class: whatever an object of a job remembers is taken from it before the next client.
+    On the class: whatever an object of a job keeps is taken from it before the next client.
     """
 
     live: Live
@@ -125,8 +125,8 @@ class _Noting:
         return dict(sums)
 
 
-def played(job: Job, states: ClientStates, order: Order) -> Held:
-    """Let the job's algorithm play one client of a small network and count what it holds."""
+def one_client(job: Job, states: ClientStates, order: Order) -> Held:
+    """Train one client of a small network with the job's algorithm and count what it holds."""
     live = Live()
     task, _Noting.live, _Noting.held = _Noting(), live, 0
     x = np.ones((4, SMALL), np.float32)
@@ -165,7 +165,7 @@ def played(job: Job, states: ClientStates, order: Order) -> Held:
             bounding = small.privacy.bounding(
                 small.privacy.init(), small.upload_sizes, small.layout, order.steps or 1
             )
-        engine.sum(replace(order, bounding=bounding), message, [Visit(0)])
+        engine.sum(replace(order, bounding=bounding), message, [Participant(0)])
         engine.close()
     descended &= not isinstance(job.privacy, ExampleLevel)
     return Held((_Noting.held - 2 * size) / size, (live.peak - 2 * size) / size, descended)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from tacit.engine.contract import Order, Progress, Replay, Report, Tune, Visit, free, ignore, shards
+from tacit.engine.contract import Order, Participant, Progress, Replay, Report, Tune, free, ignore, shards
 from tacit.engine.device import HOST, Compute, DeviceSettings
 from tacit.engine.guard import Shown
 from tacit.engine.kinds import Threads
@@ -36,14 +36,14 @@ class InProcess:
         self._memory: Vectors = {}
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
         for total in self._total.values():
             total.zero_()
         reports: list[Report] = []
         shown = Shown.copy_of(self.worker.compute.vectors(message), self._memory)
         self._memory = shown.memory
-        for shard in shards(visits, self.worker.job.population.sizes):
+        for shard in shards(participants, self.worker.job.population.sizes):
             reports += self.worker.sum(order, shown, shard, self._shard)
             for name, total in self._total.items():
                 total.add_(self._shard[name])
@@ -56,10 +56,10 @@ class InProcess:
         return job.summarise([self.worker.evaluate_chunk(chunk) for chunk in range(job.chunks)])
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         message = self.worker.compute.vectors(message)
-        parts = [self.worker.evaluate_client(message, visit, tune) for visit in visits]
+        parts = [self.worker.evaluate_client(message, participant, tune) for participant in participants]
         return [self.worker.job.task.summarise(part) for part in parts if part]
 
     def close(self) -> None:

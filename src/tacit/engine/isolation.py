@@ -30,7 +30,7 @@ counter, so a write through `.data` shows; generators of random numbers.
   the sum with them; a change passes with a probability below 2⁻⁹⁰. A write that no counter shows (through
   `.data`, NumPy or a pointer), and that is taken back before the shard ends, is left to the tape of
   `tacit.gradients`, which sees whatever goes through torch.
-- *Never*: trained parameters and travelling buffers, which the worker overwrites before every client; global
+- *Never*: trained parameters and aggregated buffers, which the worker overwrites before every client; global
   variables and class attributes; what lives in C++ beside tensors (scripted modules are refused for that
   under a guarantee); files, sockets. A model that keeps data of clients there means to.
 """

@@ -6,14 +6,14 @@ shape is passed to `tacit.run(engine=…)`.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import Field
 
 from tacit.engine.contract import Engine, Replay, free
 from tacit.engine.device import Compute, DeviceSettings
+from tacit.system import cores, starts_workers
 from tacit.vector import Vectors
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ class EngineSettings(Protocol):
         """Start the engine for a run.
 
         Args:
-            job: all that workers need to play any client.
+            job: all that workers need to train as any client.
             message: an example of what will be sent; its names and lengths are fixed for the run.
             cohort: the number of clients expected in a round.
-            before_replay: to be told before any client is played a second time in a round.
+            before_replay: to be told before any client trains a second time in a round.
         """
 
 
@@ -53,7 +53,7 @@ class AutoSettings(DeviceSettings):
         computes = self.computes()
         most = min(share(computes), cohort)
         workers = most if self.workers == "auto" else self.workers
-        if workers == 0 or (workers == 1 and self.workers == "auto"):
+        if workers == 0 or (self.workers == "auto" and (workers == 1 or not starts_workers())):
             return InProcess(job, self.threads, computes[0])
         return Pool(job, message, workers, self.threads, before_replay, computes=computes)
 
@@ -61,9 +61,3 @@ class AutoSettings(DeviceSettings):
 def share(computes: Sequence[Compute]) -> int:
     """Workers that a machine has room for: one for each accelerator, else one for each core."""
     return cores() if all(compute.here for compute in computes) and len(computes) == 1 else len(computes)
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    affinity: Callable[[int], Any] | None = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

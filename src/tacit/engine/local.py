@@ -53,7 +53,7 @@ class Local:
 
 
 def nothing() -> None:
-    """What is done before a step whose coins need nothing."""
+    """What is done before a step where nothing is."""
 
 
 class Gradients(Protocol):
@@ -147,13 +147,13 @@ class PrivateGradients:
     mechanism: ExampleLevel
     workload: Workload
     clipped: ClippedGradient
-    coins: Bits
+    sampling: Bits
     noise: Bits
     examples: int
     model: Pristine | None = None
     """What a gradient must leave as it was."""
     masks: Callable[[], None] = nothing
-    """Called before each step: fresh coins for the model's own dice."""
+    """Called before each step: fresh randomness for dropout and its like."""
     exact: bool = False
 
     @cached_property
@@ -176,7 +176,7 @@ class PrivateGradients:
     ) -> Iterator[list[Batch]]:
         if epochs is not None:
             raise RuntimeError("example-level privacy is charged for the config's own local steps alone")
-        rows = self.mechanism.batches(len(indices), self.workload, self.coins)
+        rows = self.mechanism.batches(len(indices), self.workload, self.sampling)
         return batches.gather_apart(records, indices, rows, change, numbers)
 
     def fill(self, flat: Flat, parts: list[Batch], task: Task, scale: Tensor | None) -> Tensor:

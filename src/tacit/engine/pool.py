@@ -9,11 +9,11 @@ bit, and memory follows the number of workers, not the cohort.
 Workers may die
 ---------------
 A worker shows every second that it lives. One that ends, falls silent, or takes many times longer than any
-task of its kind before is replaced, and what it was at is played again with the same named randomness: the
-result is the same. A shard's sum is read only once its worker has answered, so nothing of a play that was
+task of its kind before is replaced, and what it was at is repeated with the same named randomness: the
+result is the same. A shard's sum is read only once its worker has answered, so nothing of work that was
 cut short reaches the server. All the same `before_replay` hears of it first: where what a client sends is
 already a release, under secret randomness, the round loop charges those clients a second time, as it does
-for a round that is played again. A worker that fails several times without finishing anything ends the run.
+for a round that is repeated. A worker that fails several times without finishing anything ends the run.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ import torch
 from torch import Tensor
 
 from tacit.engine import shared
-from tacit.engine.contract import Order, Progress, Replay, Report, Tune, Visit, free, ignore, shards
+from tacit.engine.contract import Order, Participant, Progress, Replay, Report, Tune, free, ignore, shards
 from tacit.engine.device import HOST, Compute, DeviceSettings
 from tacit.engine.fork_server import SUPPORTED, Forked, ForkServer
 from tacit.engine.kinds import Threads, Workers, share
 from tacit.engine.shared import Place
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
+from tacit.system import starts_workers
 from tacit.vector import Vectors
 
 QUEUE = 2
 """Tasks a worker holds at once, so that it never waits for its next one."""
-KEPT_FROM_WORKERS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+KEPT_FROM_WORKERS = {
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+}
 """To stop is the round loop's to decide, also when the whole group or the service is told to."""
 Task = tuple[Any, ...]
 
@@ -110,6 +113,11 @@ class Pool:
         patience: Patience | None = None,
         computes: Sequence[Compute] = (HOST,),
     ) -> None:
+        if not starts_workers():
+            raise UserError(
+                "engine: worker processes need Linux or macOS, where they inherit shared memory; set "
+                "engine.workers to 0, which runs clients in this process"
+            )
         """`message` is an example of what will be sent: its names and lengths are fixed for the run.
 
         Workers take turns at `computes`: with as many of either, each has one of its own.
@@ -229,12 +237,12 @@ class Pool:
         return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
         self._send_message(message)
         for total in self._total.values():
             total.zero_()
-        parts = shards(visits, self._job.population.sizes)
+        parts = shards(participants, self._job.population.sizes)
         done: dict[int, tuple[_Process, int, list[Report]]] = {}
         reports: list[Report] = []
         sent = added = 0
@@ -263,11 +271,11 @@ class Pool:
         return self._job.summarise(parts)
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         self._send_message(message)
         parts: list[dict[str, float]] = self._map(
-            [("client", visit, tune, self._messages) for visit in visits]
+            [("client", participant, tune, self._messages) for participant in participants]
         )
         return [self._job.task.summarise(part) for part in parts if part]
 
@@ -361,7 +369,7 @@ class Pool:
         code = self._end(worker, kill=True)
         worker.failures += 1
         if worker.failures >= self._patience.failures:
-            hint = "; −9 often means out of memory" if code == -signal.SIGKILL and why == "ended" else ""
+            hint = "; −9 often means out of memory" if code == -9 and why == "ended" else ""
             raise UserError(
                 f"a worker process failed {worker.failures} times in a row: it {why} "
                 f"(exit code {code}{hint}); try fewer engine.workers or a smaller batch, then `tacit resume`"

@@ -49,17 +49,17 @@ def serve(pipe: Connection[Any, Any]) -> None:
         task = pipe.recv()
         answer: Any
         match task:
-            case "sum", shard, slot, order, visits, number:
+            case "sum", shard, slot, order, participants, number:
                 if not compute.here:
                     shown = there.shown(message, number)
                 else:
                     shown = Shown(message, private) if follows else Shown.copy_of(message, private)
-                answer = shard, slot, worker.sum(order, shown, visits, results[slot])
+                answer = shard, slot, worker.sum(order, shown, participants, results[slot])
             case "evaluate", index, chunk, number:
                 worker.load(there.message(message, number))
                 answer = index, worker.evaluate_chunk(chunk)
-            case "client", index, visit, tune, number:
-                answer = index, worker.evaluate_client(there.message(message, number), visit, tune)
+            case "client", index, participant, tune, number:
+                answer = index, worker.evaluate_client(there.message(message, number), participant, tune)
             case _:
                 raise ValueError(f"unknown task {task!r}")
         pipe.send(("answer", answer))

@@ -7,7 +7,7 @@ bit, wherever the processors are the same.
 
 Machines may leave and join
 ---------------------------
-Ray never repeats anything by itself here: what is played a second time under a guarantee may have to be paid
+Ray never repeats anything by itself here: what is done a second time under a guarantee may have to be paid
 for a second time, so `before_replay` hears of it first. A worker that is lost is killed, in case it is only
 unreachable; its shards go to the front of the queue, for those who live, and a new worker is asked for in the
 background. What a lost worker may still write goes to a version of client state that nobody will name. A
@@ -37,22 +37,23 @@ from tacit.engine.contract import (
     SHARD,
     SHARDS,
     Order,
+    Participant,
     Progress,
     Replay,
     Report,
     Tune,
-    Visit,
     free,
     ignore,
     shards,
 )
 from tacit.engine.device import DeviceSettings
-from tacit.engine.kinds import Threads, cores
+from tacit.engine.kinds import Threads
 from tacit.engine.ray_cluster import Cluster, import_ray, one_line
 from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker, joined, software
 from tacit.engine.states import NONE, DirectoryStates
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
+from tacit.system import cores
 from tacit.vector import Vectors
 
 QUEUE = 2
@@ -98,8 +99,8 @@ class RaySettings(DeviceSettings):
     gpus: Annotated[float, Field(ge=0)] = 0
     """Of each worker, which sees no others; half of one is 0.5."""
     state: Literal["auto", "shared", "carried"] = "auto"
-    """Client state: in the run's folder, which every machine sees (`shared`), or sent along with each visit
-    (`carried`). `auto`: the one or the other, as each machine can.
+    """Client state: in the run's folder, which every machine sees (`shared`), or sent along with its
+    work (`carried`). `auto`: the one or the other, as each machine can.
     """
     isa: Literal["same", "avx2", "any"] = "same"
     """Processors that differ change results in their last bits: refuse those (`same`), hold all of them to
@@ -119,7 +120,7 @@ class _Task:
     turn: int
     index: int
     kind: str
-    visits: list[Visit]
+    participants: list[Participant]
     rest: tuple[Any, ...] = ()
     losses: int = 0
 
@@ -254,14 +255,14 @@ class Ray:
     # --- the engine's contract ------------------------------------------------------------------------------
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
         begin = time.monotonic()
         totals: Arrays = {}
         for name, total in self._total.items():
             totals[name] = total.zero_().numpy()
         reports: list[Report] = []
-        parts = shards(visits, self._job.population.sizes)
+        parts = shards(participants, self._job.population.sizes)
         tasks = [_Task(self._turn + 1, i, "sum", part, (order,)) for i, part in enumerate(parts)]
         for answer, sums in self._in_order(message, tasks):
             for name, out in totals.items():
@@ -276,9 +277,12 @@ class Ray:
         return self._job.summarise([answer for answer, _ in self._in_order(message, tasks)])
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
-        tasks = [_Task(self._turn + 1, i, "client", [visit], (tune,)) for i, visit in enumerate(visits)]
+        tasks = [
+            _Task(self._turn + 1, i, "client", [participant], (tune,))
+            for i, participant in enumerate(participants)
+        ]
         parts = [answer for answer, _ in self._in_order(message, tasks)]
         return [self._job.task.summarise(part) for part in parts if part]
 
@@ -347,20 +351,24 @@ class Ray:
     def _give(self, actor: _Actor, task: _Task, sent: Any) -> None:
         if not actor.tasks:
             actor.since = time.monotonic()
-        states = self._states_of(task.visits) if actor.carried else {}
-        visits = [task.visits] if task.kind == "sum" else task.visits
-        rest = (*task.rest, *visits) if task.kind == "sum" else (*visits, *task.rest)
-        answer, sums = actor.handle.play.options(num_returns=2).remote(
+        states = self._states_of(task.participants) if actor.carried else {}
+        participants = [task.participants] if task.kind == "sum" else task.participants
+        rest = (*task.rest, *participants) if task.kind == "sum" else (*participants, *task.rest)
+        answer, sums = actor.handle.run.options(num_returns=2).remote(
             task.turn, sent, task.kind, states, *rest
         )
         actor.tasks.append((task, answer, sums))
 
-    def _states_of(self, visits: Sequence[Visit]) -> Carried:
+    def _states_of(self, participants: Sequence[Participant]) -> Carried:
         load = self._job.states.load
         return {
-            visit.client: {visit.state: {n: v.numpy() for n, v in load(visit.client, visit.state).items()}}
-            for visit in visits
-            if visit.state != NONE
+            participant.client: {
+                participant.state: {
+                    n: v.numpy() for n, v in load(participant.client, participant.state).items()
+                }
+            }
+            for participant in participants
+            if participant.state != NONE
         }
 
     def _ready(self) -> list[_Actor]:
@@ -587,12 +595,14 @@ class Ray:
                     f"engine: a shard was lost {tasks[0].losses} times, the last time on {actor.node} "
                     f"({why}); try a smaller batch or larger machines, then `tacit resume`"
                 )
-        again = [visit for task in tasks if task.kind == "sum" for visit in task.visits]
+        again = [participant for task in tasks if task.kind == "sum" for participant in task.participants]
         if again:
             self._before_replay(again)
         for task in tasks:
             if task.kind == "sum":
-                task.visits = [visit._replace(replay=visit.replay + 1) for visit in task.visits]
+                task.participants = [
+                    participant._replace(replay=participant.replay + 1) for participant in task.participants
+                ]
                 self._replayed += 1
             heapq.heappush(self._waiting, task.index)
         self._top_up()

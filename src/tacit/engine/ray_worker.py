@@ -1,4 +1,4 @@
-"""What runs in one worker of a Ray cluster: a resident model, and client state that may travel with the work.
+"""What runs in one worker of a Ray cluster: a resident model, and client state that may come with the work.
 
 `tacit.engine.ray` makes an actor of `RayWorker`.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 
 import tacit
 from tacit.engine import shared
-from tacit.engine.contract import Order, Tune, Visit
+from tacit.engine.contract import Order, Participant, Tune
 from tacit.engine.device import DeviceSettings
 from tacit.engine.guard import Shown
 from tacit.engine.states import NONE
@@ -35,7 +35,7 @@ from tacit.vector import Vectors
 Arrays = dict[str, NDArray[Any]]
 """Named vectors as Ray moves them: NumPy arrays are mapped from its object store, torch's would be copied."""
 Carried = dict[int, dict[str, Arrays]]
-"""Client states that travel: by client and version."""
+"""Client states that are sent: by client and version."""
 Outcome = tuple[str, Any]
 """`answer` and what was asked for; `refused` or `error` and why; `lost` if the worker is of no more use."""
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
@@ -80,7 +80,7 @@ class CarriedStates:
 
 
 class RayWorker:
-    """One worker. `ready` says what it is; after `start` it plays whatever it is asked to."""
+    """One worker. `ready` says what it is; after `start` it runs whatever it is asked to."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -136,7 +136,7 @@ class RayWorker:
             return _failed(error)
         return "answer", None
 
-    def play(
+    def run(
         self, turn: int, message: Arrays, kind: str, states: Carried, *task: Any
     ) -> tuple[Outcome, Arrays]:
         """One task. `turn` counts messages: with the same one, `message` is the same.
@@ -162,18 +162,18 @@ class RayWorker:
             self._shown, self._turn = None, turn
         if kind == "sum":
             order: Order = task[0]
-            visits: Sequence[Visit] = task[1]
+            participants: Sequence[Participant] = task[1]
             if self._shown is None:
                 self._shown = Shown.copy_of(self._message, self._memory)
                 self._memory = self._shown.memory
-            reports = worker.sum(order, self._shown, visits, self._sums)
+            reports = worker.sum(order, self._shown, participants, self._sums)
             return reports, {name: vector.numpy() for name, vector in self._sums.items()}
         if kind == "evaluate":
             worker.load(self._message)
             return worker.evaluate_chunk(task[0]), {}
-        visit: Visit = task[0]
+        participant: Participant = task[0]
         tune: Tune | None = task[1]
-        return worker.evaluate_client(self._message, visit, tune), {}
+        return worker.evaluate_client(self._message, participant, tune), {}
 
 
 def joined(buffers: Sequence[memoryview]) -> NDArray[np.uint8]:

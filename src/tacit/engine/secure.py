@@ -1,6 +1,6 @@
 """Any engine, with each client's upload under masks: secure aggregation in simulation.
 
-Every round, the whole protocol of `tacit.secure` is played: keys are advertised and signed, secrets are
+Every round, the whole protocol of `tacit.secure` is run: keys are advertised and signed, secrets are
 shared, each client's bounded and noised upload is masked before the server's part gets it, survivors are
 agreed on, and the sum is unmasked. It is the same sum, bit for bit: whole numbers, whose masks cancel.
 
@@ -16,8 +16,9 @@ from hashlib import sha256
 
 import torch
 
-from tacit.engine.contract import Engine, Order, Progress, Report, Tune, Visit, ignore, shards
+from tacit.engine.contract import Engine, Order, Participant, Progress, Report, Tune, ignore, shards
 from tacit.engine.worker import Job
+from tacit.privacy.bounding import Bounding
 from tacit.privacy.mechanisms import SecureSum
 from tacit.secure import Client, Roster, Server, Stage, Terms, bits_needed, ec
 from tacit.vector import Vectors
@@ -42,11 +43,11 @@ class Secured:
         """Told every message that the server's part receives."""
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Visit], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
-        if not visits:
-            return self._engine.sum(order, message, visits, progress)
-        terms = self._terms(order, visits)
+        if not participants:
+            return self._engine.sum(order, message, participants, progress)
+        terms = self._terms(order, participants)
         keys = {n: self._identity(n) for n in terms.members}
         roster = Roster({n: key.public_key() for n, key in keys.items()})
         server = Server(terms, roster)
@@ -70,12 +71,12 @@ class Secured:
                 send(client.share_keys(advertised))
         deliveries = server.deliveries()
         reports: list[Report] = []
-        for shard in shards(visits, self._job.population.sizes):
-            for visit in shard:
-                if visit.client in deliveries and there(visit.client):
-                    total, report = self._engine.sum(order, message, [visit])
+        for shard in shards(participants, self._job.population.sizes):
+            for participant in shard:
+                if participant.client in deliveries and there(participant.client):
+                    total, report = self._engine.sum(order, message, [participant])
                     vector = torch.cat([total[name] for name in self._job.upload_sizes]).numpy()
-                    send(clients[visit.client].masked_input(deliveries[visit.client], vector))
+                    send(clients[participant.client].masked_input(deliveries[participant.client], vector))
                     reports += report
             progress(len(reports))
         survivors = server.survivors()
@@ -89,22 +90,13 @@ class Secured:
         parts = torch.split(torch.from_numpy(server.result()), [*self._job.upload_sizes.values()])
         return dict(zip(self._job.upload_sizes, parts, strict=True)), reports
 
-    def _terms(self, order: Order, visits: Sequence[Visit]) -> Terms:
-        bounding, drawn = order.bounding, len(visits)
-        assert bounding is not None and bounding.grid is not None
-        grid, share = bounding.grid, bounding.share
-        asked = repr((order.round, order.attempt, order.lr, order.steps, self._job.upload_sizes, grid, share))
-        return Terms.fresh(
-            run=self._run,
-            round=order.round,
-            attempt=order.attempt,
-            config=sha256(asked.encode()).digest(),
-            members=(visit.client for visit in visits),
-            length=bounding.bound.dimension,
-            bits=bits_needed(drawn, grid.radius, share * math.sqrt(drawn)),
-            threshold=self._mechanism.threshold_of(drawn),
-            colluding=self._mechanism.colluding_of(drawn),
-        )
+    def _terms(self, order: Order, visits: Sequence[Participant]) -> Terms:
+        bounding = order.bounding
+        assert bounding is not None
+        sizes, grid, share = self._job.upload_sizes, bounding.grid, bounding.share
+        asked = repr((order.round, order.attempt, order.lr, order.steps, sizes, grid, share))
+        members, digest = [visit.client for visit in visits], sha256(asked.encode()).digest()
+        return terms_of(self._mechanism, bounding, self._run, order.round, order.attempt, digest, members)
 
     def _identity(self, number: int) -> ec.EllipticCurvePrivateKey:
         """A client's long-term key: as long as the run."""
@@ -116,9 +108,32 @@ class Secured:
         return self._engine.evaluate(message)
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Visit], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
-        return self._engine.evaluate_clients(message, visits, tune)
+        return self._engine.evaluate_clients(message, participants, tune)
 
     def close(self) -> None:
         self._engine.close()
+
+
+def terms_of(
+    mechanism: SecureSum, bounding: Bounding, run: bytes, round: int, attempt: int, asked: bytes,
+    members: Sequence[int],
+) -> Terms:  # fmt: skip
+    """What a round is about: all but its nonce follows from the mechanism and from who was drawn.
+
+    `asked` is a digest of what the clients are told to do.
+    """
+    assert bounding.grid is not None
+    drawn = len(members)
+    return Terms.fresh(
+        run=run,
+        round=round,
+        attempt=attempt,
+        config=asked,
+        members=members,
+        length=bounding.bound.dimension,
+        bits=bits_needed(drawn, bounding.grid.radius, bounding.share * math.sqrt(drawn)),
+        threshold=mechanism.threshold_of(drawn),
+        colluding=mechanism.colluding_of(drawn),
+    )

@@ -1,15 +1,14 @@
 """Client state: what clients keep between rounds (control variates, personal heads), in versions.
 
-A version is named by the round, the attempt at that round and the play of the client in it. A new one never
-overwrites another: the round loop decides which counts, and records that, with its hash, in its checkpoint.
-So a run killed at any moment resumes with exactly the states of its checkpoint, and a worker that was given
-up for lost, but still writes, writes to a version that nobody will name. On a real client the store is the
-client's own disk.
+A version is named by the round, the attempt at that round and the repetition of the client's work in it. A
+new one never overwrites another: the round loop decides which counts, and records that, with its hash, in its
+checkpoint. So a run killed at any moment resumes with exactly the states of its checkpoint, and a worker that
+was given up for lost, but still writes, writes to a version that nobody will name. On a real client the store
+is the client's own disk.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from tacit.errors import UserError
 from tacit.reading import read_bytes
+from tacit.system import sync
 from tacit.vector import Vectors
 
 STATES = "client-states"
@@ -31,7 +31,7 @@ NONE = ""
 
 
 def version(round: int, attempt: int, replay: int) -> str:
-    """The name of what a client keeps from one play of one attempt at a round."""
+    """The name of what a client keeps from one repetition in one attempt at a round."""
     return f"{round}-{attempt}-{replay}"
 
 
@@ -39,19 +39,53 @@ class ClientStates(Protocol):
     """Where client state is kept. Workers load and save; the round loop does the rest."""
 
     def load(self, client: int, version: str) -> Vectors:
-        """A version of a client's state; empty for `NONE`."""
+        """A version of a client's state.
+
+        Args:
+            client: its number.
+            version: which one; empty vectors for `NONE`.
+
+        Raises:
+            UserError: it cannot be read.
+        """
 
     def save(self, client: int, version: str, state: Mapping[str, Tensor]) -> None:
-        """Keep a version, whole or not at all."""
+        """Keep a version, whole or not at all.
+
+        Args:
+            client: its number.
+            version: a name that was not used before.
+            state: named vectors.
+
+        Raises:
+            UserError: it cannot be written.
+        """
 
     def digest(self, client: int, version: str) -> str:
-        """A hash of a version; ValueError if it is not there."""
+        """A hash of a version.
+
+        Args:
+            client: its number.
+            version: which one.
+
+        Raises:
+            ValueError: it is not there.
+        """
 
     def sync(self, versions: Mapping[int, str]) -> None:
-        """Return when these versions would survive a power cut: a checkpoint is about to rely on them."""
+        """Return when versions would survive a power cut: a checkpoint is about to rely on them.
+
+        Args:
+            versions: the version of each client.
+        """
 
     def prune(self, client: int, keep: set[str]) -> None:
-        """Remove all versions of a client except those that a checkpoint still names."""
+        """Remove all versions of a client but some.
+
+        Args:
+            client: its number.
+            keep: those that a checkpoint still names.
+        """
 
     def clear(self) -> None:
         """Forget everything (a run that starts again from nothing)."""
@@ -98,10 +132,10 @@ class DirectoryStates:
         folders: set[Path] = {self.root} if versions else set()
         for client, version in versions.items():
             file = self.file(client, version)
-            _sync(file)
+            sync(file)
             folders |= {file.parent, file.parent.parent}
         for folder in folders:
-            _sync(folder)
+            sync(folder)
 
     def prune(self, client: int, keep: set[str]) -> None:
         kept = {f"{version}.safetensors" for version in keep}
@@ -115,11 +149,3 @@ class DirectoryStates:
     def file(self, client: int, version: str) -> Path:
         """Where a version of a client's state is."""
         return self.root / str(client // 1000) / str(client) / f"{version}.safetensors"
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

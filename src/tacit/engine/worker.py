@@ -1,4 +1,4 @@
-"""One resident model that plays one client after another.
+"""One resident model that trains for one client after another.
 
 A worker never holds two models and never a list of uploads: it loads the message, runs the algorithm's
 client part, adds the upload to a running sum, and goes on to the next client.
@@ -27,8 +27,8 @@ from tacit.data import Population, Records, batches
 from tacit.data.augment import Augment
 from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory
-from tacit.engine.coins import SecretPlaces, cipher_coins, refresh_generator
-from tacit.engine.contract import Order, Report, Tune, Visit
+from tacit.engine.contract import Order, Participant, Report, Tune
+from tacit.engine.csprng import SecretPlaces, csprng, refresh_generator
 from tacit.engine.device import HOST, Compute
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine, refuse_leaky_modules
@@ -42,8 +42,6 @@ from tacit.privacy import ExampleLevel, Mechanism, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors, read_buffers
 
-BUFFERS = "buffers"
-"""The reserved name under which BatchNorm's statistics and their like travel."""
 TEST_CHUNK = 2000
 """Records of the test set in one evaluation task; fixed, so sums do not depend on the engine."""
 
@@ -54,7 +52,7 @@ class ClientError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker needs to play any client of a run; sent once, when the worker starts."""
+    """All that a worker needs to train as any client of a run; sent once, when the worker starts."""
 
     model: nn.Module
     task: Task
@@ -91,10 +89,13 @@ class Job:
 
         Under a guarantee buffers stay as they were: statistics of records need noise, and would drown in it.
         """
-        sizes = dict(self.algorithm.uploads(self.layout))
-        if self.privacy is None and (buffers := read_buffers(self.model).numel()):
-            sizes[BUFFERS] = buffers
-        return sizes
+        buffers = read_buffers(self.model) if self.privacy is None else {}
+        return {**self.uploads, **{name: vector.numel() for name, vector in buffers.items()}}
+
+    @cached_property
+    def uploads(self) -> dict[str, int]:
+        """Names and lengths of what the algorithm's client part sends."""
+        return dict(self.algorithm.uploads(self.layout))
 
     @cached_property
     def workload(self) -> Workload:
@@ -131,7 +132,7 @@ class Job:
 
 
 class Worker:
-    """Plays clients on one resident model."""
+    """Runs clients on one resident model."""
 
     def __init__(self, job: Job, compute: Compute = HOST) -> None:
         keep_freed_memory()
@@ -156,7 +157,7 @@ class Worker:
             self._model.watch_large()
 
     def sum(
-        self, order: Order, message: Vectors | Shown, shard: Sequence[Visit], into: Vectors
+        self, order: Order, message: Vectors | Shown, shard: Sequence[Participant], into: Vectors
     ) -> list[Report]:
         """Train a shard's clients in turn and leave the weighted sum of their uploads in `into`.
 
@@ -170,8 +171,8 @@ class Worker:
         wanted, into = into, self._sums if there else into
         for total in into.values() if there else ():
             total.zero_()
-        with cipher_coins() if self._secret_coins else nullcontext():
-            reports = [self._visit(order, shown, visit, into) for visit in shard]
+        with csprng() if self._secret_randomness else nullcontext():
+            reports = [self._train(order, shown, participant, into) for participant in shard]
         if self.job.privacy is not None:
             self._model.refuse_large_changes()
         for name, total in wanted.items() if there else ():
@@ -187,9 +188,9 @@ class Worker:
         return str(torch.empty(0, device=self.compute.sums).device)
 
     @torch.no_grad()
-    def _visit(self, order: Order, shown: Shown, visit: Visit, into: Vectors) -> Report:
+    def _train(self, order: Order, shown: Shown, participant: Participant, into: Vectors) -> Report:
         start = time.perf_counter()
-        job, flat, client, message = self.job, self.flat, visit.client, shown.message
+        job, flat, client, message = self.job, self.flat, participant.client, shown.message
         self.load(message)
         self._seed(order, client)
         losses: list[Tensor] = []
@@ -212,22 +213,24 @@ class Worker:
         )
         try:
             sent, state = job.algorithm.client(
-                message, self.compute.vectors(job.states.load(client, visit.state)), work
+                message, self.compute.vectors(job.states.load(client, participant.state)), work
             )
             shown.refuse_if_written()
-            upload = received(sent, {name: t.numel() for name, t in into.items() if name != BUFFERS})
+            upload = received(sent, job.uploads)
         except Exception as error:
             where = f"client {client}, round {order.round}, step {work.count}"
             if isinstance(error, UserError):  # it says itself what to do
                 raise UserError(f"{where}: {error}") from error
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error
-        if BUFFERS in into:
-            upload[BUFFERS] = flat.buffers
+        upload |= {name: live for name, live in flat.named_buffers.items() if name in into}
         layers = job.layout.layer_norms(upload["delta"]).tolist() if job.layers else None
         upload = {name: vector.to(self.compute.sums) for name, vector in upload.items()}
+        clipped: list[float] | None = None
+        if job.layers and order.bounding is not None:
+            clipped = job.layout.layer_norms(order.bounding.bound.apply(upload)[0]["delta"]).tolist()
         norm, weight = self._add(order, client, upload, into, work.examples)
         finite = math.isfinite(norm)
-        kept = version(order.round, order.attempt, visit.replay) if finite and state else None
+        kept = version(order.round, order.attempt, participant.replay) if finite and state else None
         if kept is not None:
             job.states.save(client, kept, self.compute.host(state))
         return Report(
@@ -243,6 +246,7 @@ class Worker:
             seconds=time.perf_counter() - start,
             layers=layers,
             gradient_layers=work.gradient_layers,
+            clipped_layers=clipped,
         )
 
     def forget(self) -> None:
@@ -253,14 +257,14 @@ class Worker:
         self._algorithm.restore()
 
     @property
-    def _secret_coins(self) -> bool:
-        """Under a guarantee for examples, whatever a client tosses for its records must stay unknown."""
+    def _secret_randomness(self) -> bool:
+        """Under a guarantee for examples, what a client draws for its records must stay unknown."""
         privacy = self.job.privacy
         return self._clipped is not None and privacy is not None and not privacy.simulated
 
     def _seed(self, order: Order, client: int) -> None:
         """Seed torch for one client (dropout)."""
-        if self._secret_coins:
+        if self._secret_randomness:
             refresh_generator()
             return
         seed = randomness.torch_seed(self.job.seed, "client", order.round, client)
@@ -286,7 +290,7 @@ class Worker:
             job.privacy.bits(*name, 1),
             len(job.population.train(client)),
             model=self._model,
-            masks=refresh_generator if self._secret_coins else nothing,
+            masks=refresh_generator if self._secret_randomness else nothing,
         )
 
     def _durations(self, client: int) -> NDArray[Any] | None:
@@ -316,7 +320,7 @@ class Worker:
     def _augment(self, order: Order, client: int) -> batches.Change | None:
         if self.job.augment is None:
             return None
-        if self._secret_coins:
+        if self._secret_randomness:
             return partial(self.job.augment, key=SecretPlaces())
         return partial(self.job.augment, key=randomness.key(self.job.seed, "augment", order.round, client))
 
@@ -352,8 +356,7 @@ class Worker:
         self.forget()
         flat.shared.copy_(message["theta"])
         flat.personal.copy_(self._initial_personal if personal is None else personal)
-        if flat.buffers.numel():
-            flat.buffers.copy_(message[BUFFERS])
+        flat.load_buffers(message)
         if bool(flat.grad.any()):  # asked first: a gradient that nobody fills takes no memory
             flat.grad.zero_()
 
@@ -368,10 +371,12 @@ class Worker:
         stop = min((chunk + 1) * TEST_CHUNK, len(self.job.test))
         return self._evaluate(self.job.test, np.arange(chunk * TEST_CHUNK, stop))
 
-    def evaluate_client(self, message: Vectors, visit: Visit, tune: Tune | None = None) -> dict[str, float]:
+    def evaluate_client(
+        self, message: Vectors, participant: Participant, tune: Tune | None = None
+    ) -> dict[str, float]:
         """Sums of the task's metrics over a client's own test split, with its own personal part."""
-        job, client = self.job, visit.client
-        self.load(message, self.compute.vectors(job.states.load(client, visit.state)).get("personal"))
+        job, client = self.job, participant.client
+        self.load(message, self.compute.vectors(job.states.load(client, participant.state)).get("personal"))
         if tune is not None and len(job.population.train(client)):
             self._tune(client, tune)
         own = job.population.validate(client) if job.validating else job.population.test(client)

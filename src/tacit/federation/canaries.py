@@ -157,16 +157,16 @@ class RecordCanaries:
         self, mechanism: ExampleLevel, workload: Workload, layout: Layout, rounds: int, canaries: int
     ) -> None:
         rng = np.random.default_rng()
-        plays = np.zeros(workload.population, np.int64)
+        times = np.zeros(workload.population, np.int64)
         for round in range(rounds):
-            plays[mechanism.sample(round, 0, workload)] += 1
+            times[mechanism.sample(round, 0, workload)] += 1
         self.positions: dict[int, Ids] = {}
         self.first: dict[int, int] = {}
         made = 0
         # Those who pay most, as the statement speaks of them; a third of each one's records at most.
-        for client in np.argsort(-plays / np.maximum(workload.sizes, 1), kind="stable"):
+        for client in np.argsort(-times / np.maximum(workload.sizes, 1), kind="stable"):
             most = int(min(workload.sizes[client] // 3, layout.size, canaries - made))
-            if most > 0 and plays[client]:
+            if most > 0 and times[client]:
                 chosen = rng.choice(int(workload.sizes[client]), most, replace=False)
                 self.positions[int(client)] = np.sort(chosen)
                 self.first[int(client)] = made
@@ -208,13 +208,13 @@ class RecordCanaries:
         return self._batches[batch] if batch < len(self._batches) else []
 
     def own(self) -> range:
-        """The canaries of the client that is being played."""
+        """The canaries of the client that is being trained."""
         start = self.first.get(self.client, 0)
         return range(start, start + len(self.positions.get(self.client, ())))
 
 
 class WatchedExamples(ExampleLevel):
-    """Example level with canaries among the records; played in one process."""
+    """Example level with canaries among the records; run in one process."""
 
     watch: RecordCanaries
 

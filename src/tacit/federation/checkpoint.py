@@ -21,14 +21,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tacit.engine import BUFFERS, ClientStates
+from tacit.engine import ClientStates
 from tacit.engine.states import STATES
 from tacit.errors import UserError
-from tacit.federation.files import digest, sealed, sync, unsealed, write_atomically
+from tacit.federation.files import digest, sealed, unsealed, write_atomically
 from tacit.reading import read_bytes, read_text
+from tacit.system import sync
 from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
 
 VECTORS, FACTS = "state.safetensors", "state.json"
+BEST = "best"
+"""The folder of the best checkpoint, where `evaluate.keep_best` asks for it."""
 CONFIG, LINEAGE = "config.yaml", "lineage.json"
 """The files of a run that never change after its first round begins."""
 Facts = dict[str, Any]
@@ -79,7 +82,7 @@ def tidy(run: Path) -> None:
     """Remove what a killed run was just writing. Only for who holds the run's lock."""
     for left in [*run.glob("*.partial"), *run.glob("ledger.jsonl.*"), *run.glob(f"{STATES}/**/*.partial")]:
         left.unlink(missing_ok=True)
-    for left in run.glob("checkpoint/*.partial"):
+    for left in [*run.glob("checkpoint/*.partial"), *run.glob(f"{BEST}/*.partial")]:
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -199,12 +202,18 @@ def check_states(states: ClientStates, facts: Facts) -> None:
             raise ValueError(f"client {client}: {version} is not the state that was saved")
 
 
+def kept(run: Path) -> Checkpoint | None:
+    """What a run's model is: the best one where that is kept, else the newest; None if none was saved."""
+    best, _ = newest(run / BEST)
+    return best or newest(run / "checkpoint")[0]
+
+
 def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> None:
-    """Put what the newest checkpoint of a run holds into the run's model, rebuilt as it was at the start.
+    """Put what is kept of a run into the run's model, rebuilt as it was at the start.
 
     `personal` parts are on no server: they stay as they are.
     """
-    saved, _ = newest(run / "checkpoint")
+    saved = kept(run)
     if saved is None:
         raise UserError(f"{run}: no round was saved yet, so there is no trained model in it")
     refuse_other_files(run, saved.facts)
@@ -213,8 +222,7 @@ def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> Non
     if saved.vectors["theta"].numel() != layout.shared:
         raise UserError(f"{run}: its checkpoint is of another model; give the model that was trained")
     write_values(model, layout, saved.vectors["theta"])
-    if BUFFERS in saved.vectors:
-        write_buffers(model, saved.vectors[BUFFERS])
+    write_buffers(model, saved.vectors)
 
 
 def refuse_other_base(facts: Mapping[str, Any], frozen: str | None, run: Path) -> None:

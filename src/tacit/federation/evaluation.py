@@ -25,6 +25,6 @@ def _clients(server: Server, engine: Engine, prefix: str, tune: Tune | None) -> 
     # The same clients every time, so that the curve shows training and not the draw.
     rng = randomness.generator(job.seed, "evaluated clients")
     chosen = np.sort(rng.choice(len(job.population), count, replace=False, shuffle=False))
-    results = engine.evaluate_clients(server.message(), server.visits(chosen), tune)
+    results = engine.evaluate_clients(server.message(), server.participants(chosen), tune)
     names = results[0].keys() if results else ()
     return {f"{prefix}_{name}": sum(r[name] for r in results) / len(results) for name in names}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.reading import opened
+from tacit.system import BINARY, sync
 
 SEAL = "# sha256 "
 """Begins the last line of a sealed text."""
@@ -31,7 +32,7 @@ def write_atomically(file: Path, text: str) -> None:
     partial = file.with_name(file.name + ".partial")
     try:
         partial.unlink(missing_ok=True)
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o600)
         try:
             write_all(fd, text.encode())
             os.fsync(fd)
@@ -49,15 +50,6 @@ def write_all(fd: int, content: bytes) -> None:
     """Write every byte; a disk that takes only some of them is asked again, and then says why."""
     while content:
         content = content[os.write(fd, content) :]
-
-
-def sync(path: Path) -> None:
-    """Force a file's contents, or a folder's names, to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def digest(file: Path) -> str:

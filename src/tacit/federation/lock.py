@@ -16,12 +16,12 @@ tacit.errors.UserError: ...is in use by another process; wait until that run has
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tacit import system
 from tacit.errors import UserError
 
 LOCK = "lock"
@@ -62,7 +62,7 @@ def _taken(file: Path) -> int:
             raise busy
     fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(fd)
         # Whoever held it before may have removed the file since it was opened here.
         if not file.exists() or _identity(file.stat()) != _identity(os.fstat(fd)):
             raise busy

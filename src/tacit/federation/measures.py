@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tacit.engine import Engine, Report, Visit
+from tacit.engine import Engine, Participant, Report
 from tacit.errors import UserError
 from tacit.federation.tracking import Record
 from tacit.privacy import Mechanism, Seen
@@ -19,14 +19,14 @@ def seen(reports: Sequence[Report]) -> list[Seen]:
 
 
 def own_accuracies(
-    engine: Engine, mechanism: Mechanism | None, message: Vectors, visits: Sequence[Visit]
+    engine: Engine, mechanism: Mechanism | None, message: Vectors, participants: Sequence[Participant]
 ) -> list[float]:
     """The round's model on the cohort's own test records, where private metrics ask for it: at most one
     number of each client.
     """
     if mechanism is None or mechanism.metrics is None or not mechanism.metrics.accuracy:
         return []
-    found = engine.evaluate_clients(message, visits)
+    found = engine.evaluate_clients(message, participants)
     if any("accuracy" not in metrics for metrics in found):
         raise UserError("privacy.metrics.accuracy: the task has no accuracy; leave it out")
     return [metrics["accuracy"] for metrics in found]

@@ -4,9 +4,9 @@ A config names everything else; without this file two runs with different networ
 would look like two seeds of the same experiment, and a resume could go on with another algorithm.
 
 Each object is kept as its class, its plain options and a fingerprint. The fingerprint covers what the object
-does: of an algorithm or a task its code (without comments and layout), of a network the names,
-shapes and kinds of its parts, of data their contents. A network's first weights have one of their own, since
-they may differ between seeds.
+does: of an algorithm, a task, a sampler or an optimizer its code (without comments and layout), of a network
+the names, shapes and kinds of its parts, of data their contents. A network's first weights have one of their
+own, since they may differ between seeds.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import inspect
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from tacit.data import Dataset, Records
 from tacit.data.identity import contents
@@ -30,6 +32,8 @@ from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.reading import read_text
 
 OBJECTS = "objects.json"
+OPTIMIZER = "optimizer"
+"""The one role whose object is what makes the thing: the server has the parameters that it needs."""
 TRAINED_BY = "_tacit_run"
 """Where a module keeps the folder of the run that trained it."""
 _PLAIN = (bool, int, float, str, type(None))
@@ -61,6 +65,9 @@ def describe(**objects: Any) -> dict[str, Passed]:
     for role, thing in objects.items():
         if thing is None:
             continue
+        if role == OPTIMIZER:
+            found[role] = _factory(thing)
+            continue
         if isinstance(thing, type):
             raise UserError(
                 f"{role}: {thing.__name__} is a class; pass an instance of it, {role}={thing.__name__}(…)"
@@ -74,6 +81,25 @@ def describe(**objects: Any) -> dict[str, Passed]:
             options = _options(thing)
             found[role] = Passed(kind, options, _digest(_code(type(thing))))
     return found
+
+
+def _factory(thing: Any) -> Passed:
+    """A class of optimizers, or a partial of one with its options, or any other callable."""
+    if isinstance(thing, Optimizer):
+        raise UserError(
+            f"optimizer: this {type(thing).__name__} already has its parameters; the server brings its own: "
+            f"pass the class, or functools.partial({type(thing).__name__}, …)"
+        )
+    made, options = thing, {}
+    if isinstance(thing, partial):
+        made, options = thing.func, {**{f"_{i}": a for i, a in enumerate(thing.args)}, **thing.keywords}
+    if not callable(made):
+        raise UserError(f"optimizer: a {type(made).__name__} makes no optimizer; pass a class of torch.optim")
+    if not hasattr(made, "__qualname__"):  # an object that is called
+        made, options = type(made), _options(made)
+    kind = f"{made.__module__}.{made.__qualname__}"
+    code = _code(made) if isinstance(made, type) else _source(made)
+    return Passed(kind, {name: _plain(value) for name, value in options.items()}, _digest(code))
 
 
 def write_passed(folder: Path, passed: Mapping[str, Passed]) -> None:
@@ -109,7 +135,7 @@ def refuse_others(folder: Path, given: Mapping[str, Any], verb: str = "resume") 
         if was is not None and has is None:
             raise UserError(
                 f"{folder}: this run was given its {role} as an object, {was.text()} of {_module(was)}; give "
-                f"it again from Python: tacit.{verb}({str(folder)!r}, {role}={was.text()})"
+                f"it again from Python: tacit.{verb}({str(folder)!r}, {role}={_written(role, was)})"
             )
         if was is None or has is None or replace(was, weights=None) == replace(has, weights=None):
             continue
@@ -154,6 +180,13 @@ def trained_by(model: nn.Module | None) -> Path | None:
     return Path(place)
 
 
+def _written(role: str, one: Passed) -> str:
+    """What to pass, in Python."""
+    if role != OPTIMIZER:
+        return one.text()
+    return f"functools.partial({one.text().replace('(', ', ', 1)}" if one.options else one.name
+
+
 def _module(one: Passed) -> str:
     return one.kind.rpartition(".")[0]
 
@@ -187,11 +220,15 @@ def _code(kind: type) -> list[str]:
     for parent in kind.__mro__:
         if parent.__module__.split(".")[0] in ("builtins", "typing", "abc", "torch", "tacit"):
             continue
-        try:
-            found.append(ast.dump(ast.parse(textwrap.dedent(inspect.getsource(parent)))))
-        except (OSError, TypeError, SyntaxError):  # typed into a shell: there is no source to read
-            found.append(parent.__qualname__)
+        found.append(_source(parent))
     return found
+
+
+def _source(thing: Any) -> str:
+    try:
+        return ast.dump(ast.parse(textwrap.dedent(inspect.getsource(thing))))
+    except (OSError, TypeError, SyntaxError):  # typed into a shell: there is no source to read
+        return str(thing.__qualname__)
 
 
 def _structure(model: nn.Module) -> str:

@@ -1,7 +1,7 @@
 """Room on the disk, set aside before a round is charged.
 
 A charge that cannot be followed by a checkpoint buys nothing, and every resume would pay it again. So a file
-as large as the next checkpoint is held while a private round is played, and given back just before the
+as large as the next checkpoint is held while a private round is under way, and given back just before the
 checkpoint is written.
 """
 
@@ -11,6 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from tacit import system
 from tacit.errors import UserError
 
 RESERVED = "reserved"
@@ -30,19 +31,18 @@ class Room:
         wanted = size + SPARE
         try:
             if self._held < wanted or not self._file.exists():
-                fd = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)
+                fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | system.BINARY, 0o600)
                 try:
-                    os.posix_fallocate(fd, 0, wanted)
+                    system.reserve(fd, wanted)
                 finally:
                     os.close(fd)
                 self._held = wanted
-            free = os.statvfs(self._file.parent)
-            if free.f_bavail * free.f_frsize < SPARE:
+            if system.free_bytes(self._file.parent) < SPARE:
                 raise OSError(0, "the disk is full")
         except OSError as error:
             self.give_back()
             raise UserError(
-                f"{self._file.parent}: no room to save another round ({error.strerror}), so none was played "
+                f"{self._file.parent}: no room to save another round ({error.strerror}), so none was run "
                 f"or charged; {wanted / 1e6:,.0f} MB are needed: make room, then resume"
             ) from None
 

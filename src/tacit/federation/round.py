@@ -36,14 +36,14 @@ class Outcome:
     """Clients that were asked and did not answer."""
 
 
-def play(
+def run_round(
     server: Server,
     mechanism: Aggregation,
     spending: Spending,
     engine: Engine,
     progress: Callable[[int, int], None],
 ) -> Outcome | None:
-    """Play the server's next round; None, and nothing done, if the privacy budget has no room for it."""
+    """Run the server's next round; None, and nothing done, if the privacy budget has no room for it."""
     job, n, workload = server.job, server.round, server.job.workload
     # 1. Who takes part, and 2. what that will cost.
     attempt = spending.attempt(n)
@@ -54,15 +54,19 @@ def play(
     spending.make_room(charge, server.vectors())
     # 3. What goes down.
     bounding = mechanism.bounding(server.mechanism_state, job.upload_sizes, server.layout, len(cohort))
-    order, message, visits = server.order(attempt, bounding), server.message(), server.visits(cohort)
-    tests = own_accuracies(engine, job.privacy, message, visits)
+    order, message, participants = (
+        server.order(attempt, bounding),
+        server.message(),
+        server.participants(cohort),
+    )
+    tests = own_accuracies(engine, job.privacy, message, participants)
     # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released: before
     # the clients start where what they send is already a release, else before the sum gets its noise.
     if mechanism.clients_release:
         spending.record(charge, cohort)
-    total, reports = engine.sum(order, message, visits, lambda done: progress(done, len(visits)))
+    total, reports = engine.sum(order, message, participants, lambda done: progress(done, len(participants)))
     if not server.protects_clients:
-        # A stop is an answer too. Under a client's protection the round is played to its end: clients who
+        # A stop is an answer too. Under a client's protection the round goes on to its end: clients who
         # sent nothing of use count as zero, and the noise hides how many they were.
         refuse_if_none_finite(n, reports)
     if not mechanism.clients_release:
@@ -70,7 +74,7 @@ def play(
     # 6. The only way from uploads to the server, and 7. its step.
     server.whole = False
     exact = _before_noise(server, mechanism, total, bounding) if job.layers else None
-    arrivals, state = _arrivals(reports, bounding, len(visits)), server.mechanism_state
+    arrivals, state = _arrivals(reports, bounding, len(participants)), server.mechanism_state
     mean, server.mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
     measured: Record = {}
     if job.privacy is not None:
@@ -83,7 +87,7 @@ def play(
     layers: dict[str, list[float]] = {}
     if exact is not None and mean is not None:
         layers = server_statistics(server.layout, exact, mean["delta"])
-    return Outcome(order, message, reports, measured, layers, len(visits) - len(reports))
+    return Outcome(order, message, reports, measured, layers, len(participants) - len(reports))
 
 
 def refuse_if_none_finite(round: int, reports: Sequence[Report]) -> None:

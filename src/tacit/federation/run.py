@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from tacit.engine import Engine, Job, Visit
+from tacit.engine import Engine, Job, Participant
 from tacit.engine.device import HOST
 from tacit.engine.secure import Secured
 from tacit.errors import Diverged, UserError
@@ -21,12 +21,13 @@ from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.evaluation import evaluation
 from tacit.federation.records import record_of
 from tacit.federation.result import Result
-from tacit.federation.round import play
+from tacit.federation.round import run_round
 from tacit.federation.server import Server, Settings
 from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SEEN_SPENT, SPENT
-from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, read_metrics
+from tacit.federation.stopping import Watch
+from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, metrics_lines, read_metrics
 from tacit.privacy import (
     Aggregation,
     Charge,
@@ -63,6 +64,7 @@ class Federation:
         self.server = Server(job, settings, self.mechanism.init())
         self.trackers: list[Tracker] = [Guarded(tracker) for tracker in trackers]
         self.stopped: str | None = None
+        self._watch = Watch(settings.patience)
         self._saved = 0
         self._metrics_saved: dict[str, Any] | None = None
         self._spent: dict[str, Any] = {}
@@ -81,7 +83,7 @@ class Federation:
                         self._save()
             mended = self._metrics.note is not None and server.round > 0
             if mended or (self.stopped is not None and server.round != self._saved):
-                self._save()  # also where nothing was played: the manifest must name what is kept of them
+                self._save()  # also where nothing was run: the manifest must name what is kept of them
         except (OSError, SafetensorError) as error:
             self._save_what_is_whole()
             raise UserError(
@@ -103,21 +105,27 @@ class Federation:
             for tracker in self.trackers:
                 tracker.close()
             # Also after an error: whoever goes on with this object must not find in it what the client that
-            # was played last has learnt.
+            # was trained last has learnt.
             server.write_model()
         metrics = read_metrics(self.folder / "metrics.jsonl")
         finished = server.round == settings.rounds or self.stopped is not None
-        return Result(self.folder, self.job.model, metrics, finished, self.stopped)
+        kept = None
+        if finished and settings.keep_best and self._watch.round:
+            checkpoints.load_model(self.folder, self.job.model, self.job.algorithm.personal_part)
+            kept = f"the best, {self._watch.text}"
+        return Result(self.folder, self.job.model, metrics, finished, self.stopped, kept)
 
     def _engine(self) -> Engine:
         cohort, privacy = math.ceil(self.mechanism.expected(len(self.job.population))), self.job.privacy
         engine = self.settings.engine.open(self.job, self.server.message(), cohort, self._charge_again)
         self._hear(engine)
-        return Secured(engine, self.job, privacy) if isinstance(privacy, SecureSum) else engine
+        if isinstance(privacy, SecureSum) and not getattr(engine, "masks", False):
+            return Secured(engine, self.job, privacy)
+        return engine
 
     def _hear(self, engine: Engine) -> None:
         """What an engine may have to say: for the start, for each round's record, and for the statement,
-        where it stays true of the rounds that it played.
+        where it stays true of the rounds that it ran.
         """
         self._notes += getattr(engine, "notes", ())
         self._engine_facts: Callable[[], Record] = getattr(engine, "facts", dict)
@@ -133,6 +141,7 @@ class Federation:
             job.states.clear()
         self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_saved)
         self.trackers.insert(0, self._metrics)
+        self._watch.recall(metrics_lines(self.folder / "metrics.jsonl"))
         warnings = [] if job.privacy is None else job.privacy.warnings(job.workload)
         facts = {
             "parameters": server.layout.size,
@@ -144,9 +153,12 @@ class Federation:
             tracker.start(server.round, self.settings.rounds, facts)
 
     def _round(self, engine: Engine) -> bool:
-        """Play a round, test the model if it is time to, and tell; False if the budget is used up."""
+        """Run a round, evaluate the model if it is time to, and report; False if the budget is used up."""
         start, server, last = time.perf_counter(), self.server, self.settings.rounds
-        outcome = play(server, self.mechanism, self.spending, engine, self._progress)
+        self.stopped = self._watch.stalled
+        if self.stopped is not None:
+            return False
+        outcome = run_round(server, self.mechanism, self.spending, engine, self._progress)
         if outcome is None:
             if server.round == 0:
                 raise UserError(
@@ -164,13 +176,15 @@ class Federation:
         seconds = time.perf_counter() - start
         server.seconds += seconds
         self._tell(record | {"seconds": round(seconds, 4)})
+        if self._watch.hear(record) and self.settings.keep_best:
+            checkpoints.save(self.folder / checkpoints.BEST, self._checkpoint(), keep=1)
         return True
 
     def _due(self, every: int) -> bool:
         return self.server.round % every == 0
 
-    def _charge_again(self, visits: Sequence[Visit]) -> None:
-        """Clients are about to be played a second time in this round, since their worker was lost.
+    def _charge_again(self, participants: Sequence[Participant]) -> None:
+        """Clients are about to train a second time in this round, since their worker was lost.
 
         With named randomness they do the same again. Where what a client sends is already a release, under
         secret randomness, it would be a second one of the same data; nobody can say what became of the
@@ -178,11 +192,11 @@ class Federation:
         """
         if self.job.privacy is None or not self.mechanism.clients_release or self.job.privacy.simulated:
             return
-        round, cohort = self.server.round, np.array([v.client for v in visits])
+        round, cohort = self.server.round, np.array([v.client for v in participants])
         charge = self.mechanism.charge(round, cohort, self.job.workload)
         if not self.spending.affords(charge):
             raise UserError(
-                "a worker process was lost, and to play its clients again would exceed the privacy budget; "
+                "a worker process was lost, and to repeat its clients' work would exceed the privacy budget; "
                 f"the round was dropped, and round {round} is saved"
             )
         self.spending.record(charge, cohort)
@@ -216,6 +230,15 @@ class Federation:
 
     def _save(self) -> None:
         server, spending = self.server, self.spending
+        saved = self._checkpoint()
+        spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
+        folder = self.folder / "checkpoint"
+        checkpoints.save(folder, saved, self.settings.keep_checkpoints)
+        self._saved = server.round
+        server.saved({int(place.name) for place in checkpoints.finished(folder)})
+
+    def _checkpoint(self) -> Checkpoint:
+        server, spending = self.server, self.spending
         facts = {
             "belongs": checkpoints.belongings(self.folder),
             "metrics": self._metrics.saved(),
@@ -223,14 +246,7 @@ class Federation:
             "remarks": spending.remarks,
             **server.facts(),
         }
-        spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
-        folder, saved = (
-            self.folder / "checkpoint",
-            Checkpoint(server.round, HOST.host(server.vectors()), facts),
-        )
-        checkpoints.save(folder, saved, self.settings.keep_checkpoints)
-        self._saved = server.round
-        server.saved({int(place.name) for place in checkpoints.finished(folder)})
+        return Checkpoint(server.round, HOST.host(server.vectors()), facts)
 
     def _restore(self) -> list[str]:
         """Go on from the newest sound checkpoint, if there is one; what should be told about it."""

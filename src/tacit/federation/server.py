@@ -11,17 +11,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.engine import BUFFERS, EngineSettings, InProcessSettings, Job, Local, Order, Report, Tune, Visit
+from tacit.engine import (
+    EngineSettings,
+    InProcessSettings,
+    Job,
+    Local,
+    Order,
+    Participant,
+    Report,
+    Tune,
+)
 from tacit.engine.device import HOST
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.optimizers.schedules import Schedule
-from tacit.optimizers.server import ServerOptimizer
+from tacit.optimizers.server import OptimizerFactory, ServerOptimizer
 from tacit.privacy import Bounding, Ids
 from tacit.privacy.mechanisms.base import State
-from tacit.vector import Vectors, frozen_hash, read_buffers, read_values, write_buffers, write_values
+from tacit.vector import (
+    Vectors,
+    buffers_in,
+    frozen_hash,
+    read_buffers,
+    read_values,
+    write_buffers,
+    write_values,
+)
 
 OPTIMIZER, MECHANISM = "optimizer.", "mechanism."
 """Prefixes of the server optimizer's and the mechanism's vectors in a checkpoint."""
@@ -34,7 +51,7 @@ class Settings:
     rounds: int
     lr: float
     lr_schedule: Schedule
-    server_optimizer: str = "sgd"
+    server_optimizer: str | OptimizerFactory = "sgd"
     server_device: str = "cpu"
     """Where the state lives and the step is computed: a mean goes there, a message comes from there."""
     server_lr: float = 1.0
@@ -47,6 +64,10 @@ class Settings:
     """At every evaluation, also test each evaluated client after it has trained for itself alone."""
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
+    patience: int | None = None
+    """Stop after so many tests without a better one."""
+    keep_best: bool = False
+    """Keep the model of the best test, and end with it."""
     engine: EngineSettings = field(default_factory=InProcessSettings)
 
 
@@ -84,7 +105,7 @@ class Server:
         self.job, self.settings, self.layout = job, settings, job.layout
         self.mechanism_state = mechanism_state
         self._device = settings.server_device
-        values, buffers = read_values(job.model, self.layout), read_buffers(job.model)
+        values = read_values(job.model, self.layout)
         self._personal = values[self.layout.shared :].clone()
         self.optimizer = ServerOptimizer(
             settings.server_optimizer,
@@ -93,9 +114,8 @@ class Server:
             settings.server_lr,
             **settings.server_options,
         )
-        self.state: Vectors = self._there(job.algorithm.init(self.optimizer.theta, self.layout))
-        if buffers.numel():
-            self.state[BUFFERS] = buffers.to(self._device)
+        state = job.algorithm.init(self.optimizer.theta, self.layout)
+        self.state: Vectors = self._there({**state, **read_buffers(job.model)})
         self.round = 0
         self.seconds = 0.0
         self.whole = True
@@ -128,10 +148,7 @@ class Server:
 
     def message(self) -> Vectors:
         """What goes down to the clients, from the host's memory."""
-        message = self.job.algorithm.message(self.state)
-        if BUFFERS in self.state:
-            message = {**message, BUFFERS: self.state[BUFFERS]}
-        return HOST.host(message)
+        return HOST.host({**self.job.algorithm.message(self.state), **buffers_in(self.state)})
 
     def _there(self, vectors: Vectors) -> Vectors:
         return {name: vector.to(self._device) for name, vector in vectors.items()}
@@ -142,9 +159,9 @@ class Server:
         lr = settings.lr * decay
         return Order(self.round, lr, self.nominal_steps, decay, settings.weighted, attempt, bounding)
 
-    def visits(self, clients: Ids) -> list[Visit]:
+    def participants(self, clients: Ids) -> list[Participant]:
         """Clients, each with the version of its state that counts."""
-        return [Visit(int(c), self.versions.get(int(c), NONE)) for c in clients]
+        return [Participant(int(c), self.versions.get(int(c), NONE)) for c in clients]
 
     def step(self, mean: Vectors, lr: float, fraction: float) -> None:
         """The algorithm's server step: from the mean of the uploads to its next state."""
@@ -160,8 +177,7 @@ class Server:
             local=self.job.local,
         )
         state = self.job.algorithm.server(self.state, mean, view)
-        if BUFFERS in self.state:
-            state[BUFFERS] = mean.get(BUFFERS, self.state[BUFFERS])
+        state = {**state, **buffers_in(self.state), **buffers_in(mean)}
         # The mean is in the engine's memory, which the next round overwrites.
         borrowed = {vector.untyped_storage().data_ptr() for vector in mean.values()}
         self.state = {
@@ -177,12 +193,11 @@ class Server:
         self.round += 1
 
     def write_model(self) -> None:
-        """Put the server's model into the module, whatever client was played in it last."""
+        """Put the server's model into the module, whatever client was trained in it last."""
         theta, personal = self.state["theta"].cpu(), self._personal
         whole = torch.cat([theta, personal]) if personal.numel() else theta
         write_values(self.job.model, self.layout, whole)
-        if BUFFERS in self.state:
-            write_buffers(self.job.model, self.state[BUFFERS].cpu())
+        write_buffers(self.job.model, HOST.host(buffers_in(self.state)))
 
     def vectors(self) -> Vectors:
         """All vectors of a checkpoint, wherever they are."""

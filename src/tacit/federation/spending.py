@@ -75,7 +75,7 @@ class Spending:
             self._tally.add(charge)
 
     def attempt(self, round: int) -> int:
-        """How often a round was charged before: one played again must not repeat its noise."""
+        """How often a round was charged before: one that is repeated must not repeat its noise."""
         return self._tally.attempts[round]
 
     def affords(self, charge: Charge | None) -> bool:

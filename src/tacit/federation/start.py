@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG, load_model
-from tacit.federation.files import sync
+from tacit.system import sync
 
 MODEL = "model.safetensors"
 HASH = "sha256"

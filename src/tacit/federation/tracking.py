@@ -14,6 +14,7 @@ from zlib import crc32
 from tacit.errors import UserError
 from tacit.federation.files import write_all
 from tacit.reading import read_bytes
+from tacit.system import BINARY
 
 Record = dict[str, Any]
 """One round's metrics: plain values by name."""
@@ -29,15 +30,30 @@ class Tracker(Protocol):
     """
 
     def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
-        """The run begins (or goes on) at `round` of `rounds`."""
+        """The run begins, or goes on.
+
+        Args:
+            round: rounds that are done already.
+            rounds: rounds in all.
+            facts: plain values: `parameters` (trained), `frozen`, `clients`, and `notes` for a person.
+        """
         return
 
     def clients(self, done: int, cohort: int) -> None:
-        """So many of the round's clients are done."""
+        """Some of the round's clients are done. Not called where even the cohort's size is private.
+
+        Args:
+            done: so many clients.
+            cohort: of so many.
+        """
         return
 
     def round(self, record: Record) -> None:
-        """A round has ended."""
+        """A round has ended.
+
+        Args:
+            record: its metrics as plain values by name; the tracker's own copy.
+        """
         return
 
     def close(self) -> None:
@@ -83,7 +99,7 @@ class JsonLines:
     """Metrics as JSON lines, one a round."""
 
     def __init__(self, file: Path, saved: Mapping[str, Any] | None = None) -> None:
-        """Go on after what a checkpoint `saved` (see that method), cutting off rounds that are played again.
+        """Go on after what a checkpoint `saved` (see that method), cutting off rounds that are repeated.
 
         If the lines before are not those that were saved, the file is set aside as `*.damaged` and the sound
         ones are kept; `note` then says so.
@@ -103,7 +119,7 @@ class JsonLines:
             self.note = (
                 f"{file} was damaged: the {len(lines)} sound lines are kept, all of it is in {aside.name}"
             )
-        self._fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._fd = os.open(file, os.O_WRONLY | os.O_CREAT | BINARY, 0o600)
         try:
             if self.note:
                 write_all(self._fd, kept)
@@ -140,33 +156,6 @@ class JsonLines:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class TensorBoard:
-    """Every number of a round as a TensorBoard scalar, in the run's own folder."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(
-                "trackers: tensorboard is not installed; pip install 'tacit[tensorboard]'"
-            ) from None
-        self._writer = SummaryWriter(str(folder))
-
-    def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
-        pass
-
-    def clients(self, done: int, cohort: int) -> None:
-        pass
-
-    def round(self, record: Record) -> None:
-        for name, value in record.items():
-            if isinstance(value, int | float) and name != "round":
-                self._writer.add_scalar(name, value, record["round"])
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def read_metrics(file: Path) -> list[Record]:

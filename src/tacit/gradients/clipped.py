@@ -33,7 +33,7 @@ from tacit.errors import UserError
 from tacit.gradients import generators
 from tacit.gradients.fallback import record_gradients
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
-from tacit.gradients.proof import Book, Coins, Known
+from tacit.gradients.proof import Book, Draws, Known
 from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
@@ -104,16 +104,16 @@ class ClippedGradient:
             raise RuntimeError("gradients are switched off here; leave torch.no_grad before asking for some")
         groups, bounds = _groups(self.flat, bound)
         size = batch_size(batch)
-        before, coins = self._unchanged.state(), Coins()
+        before, draws = self._unchanged.state(), Draws()
         self.flat.grad.zero_()
         exact = self.flat.grad.dtype in (torch.float32, torch.float64)
         total = self.flat.grad if exact else self.flat.grad.float()
         norms, loss_sum, dropped = [total.new_zeros(0, len(bounds))], total.new_zeros(()), 0
         parts = list(self._parts(batch, size, losses))
         if len(parts) > 1:
-            coins.save()
+            draws.save()
         for part, slow in parts:
-            forms, values = self._per_record(part, losses, slow, coins)
+            forms, values = self._per_record(part, losses, slow, draws)
             with torch.no_grad(), exactly(total.device.type):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
                 factors = (bounds.to(part_norms) * SAFE / part_norms).clamp_(max=1.0)
@@ -161,7 +161,7 @@ class ClippedGradient:
             return
 
         def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
-            tape, values = self._proved(few, still, Coins())
+            tape, values = self._proved(few, still, Draws())
             forms, values = tape.backward(values), values.detach()
             sums: list[Tensor | None] = []
             for form, parameter in zip(forms, self._parameters.values(), strict=True):
@@ -189,24 +189,24 @@ class ClippedGradient:
         return self._surveys[key]
 
     def _per_record(
-        self, batch: Batch, losses: Losses, slow: bool, coins: Coins
+        self, batch: Batch, losses: Losses, slow: bool, draws: Draws
     ) -> tuple[list[tuple[PerRecord, Tensor] | None], Tensor]:
         """Each segment's per-record gradients with their squared norms, and the losses."""
         obstacle = next(s.obstacle for s in self._surveys.values() if s.obstacle) if slow else None
         if obstacle is None:
             try:
-                tape, values = self._proved(batch, losses, coins)
+                tape, values = self._proved(batch, losses, draws)
                 with exactly(values.device.type):
                     return self._preconditioned(tape.backward(values)), values.detach()
             except Unsupported as reason:
                 obstacle = reason
         self._tell(obstacle)
-        grads, values = self._one_by_one(batch, losses, obstacle, coins)
+        grads, values = self._one_by_one(batch, losses, obstacle, draws)
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
         return self._preconditioned([(form, form.squares()) for form in explicit]), values
 
     def _one_by_one(
-        self, batch: Batch, losses: Losses, obstacle: Unsupported, coins: Coins
+        self, batch: Batch, losses: Losses, obstacle: Unsupported, draws: Draws
     ) -> tuple[dict[str, Tensor], Tensor]:
         """By the slow road, with the model's contents the same before and after."""
         module = self.flat.module
@@ -215,28 +215,28 @@ class ClippedGradient:
             with generators.forked(self._device), torch.no_grad():
                 losses(module, {name: tensor[:1] for name, tensor in batch.items()})
             self._settled = True
-        if coins.python is None:
-            coins.save()
+        if draws.python is None:
+            draws.save()
         before = self._unchanged.contents()
-        found = record_gradients(module, self._parameters, batch, losses, coins.restore, obstacle.alone)
+        found = record_gradients(module, self._parameters, batch, losses, draws.restore, obstacle.alone)
         self._unchanged.check_contents(before)
         return found
 
-    def _tape(self, batch: Batch, coins: Coins | None = None, replay: bool = False) -> Tape:
-        return Tape(self._parameters, batch, RULES, self._known, self._book, coins, replay)
+    def _tape(self, batch: Batch, draws: Draws | None = None, replay: bool = False) -> Tape:
+        return Tape(self._parameters, batch, RULES, self._known, self._book, draws, replay)
 
-    def _proved(self, batch: Batch, losses: Losses, coins: Coins) -> tuple[Tape, Tensor]:
+    def _proved(self, batch: Batch, losses: Losses, draws: Draws) -> tuple[Tape, Tensor]:
         """A forward pass of which every operation was shown to keep records apart; else `Unsupported`."""
         size, book, module = batch_size(batch), self._book, self.flat.module
         self._known.add(losses)
         book.tidy()
         autocast = torch.is_autocast_enabled(self._device.type)
         kind = (size, module.training, autocast, *(t.shape for t in batch.values()))
-        if coins.python is not None:
-            coins.restore()
+        if draws.python is not None:
+            draws.restore()
         elif book.volatile or kind not in book.steady:
-            coins.save()
-        tape = self._tape(batch, coins)
+            draws.save()
+        tape = self._tape(batch, draws)
         try:
             with torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS), tape:
                 values = losses(module, tape.batch)
@@ -251,22 +251,22 @@ class ClippedGradient:
         tape.finish(values)
         program = (kind, *tape.program)
         if program not in book.compared:
-            book.compared[program] = self._compared(batch, losses, tape.program, coins)
-        if coins.shared is None:
-            coins.shared = book.compared[program]
+            book.compared[program] = self._compared(batch, losses, tape.program, draws)
+        if draws.shared is None:
+            draws.shared = book.compared[program]
         book.volatile |= book.steady.setdefault(kind, program) != program
         return tape, values
 
-    def _compared(self, batch: Batch, losses: Losses, program: Sequence[int], coins: Coins) -> list[bool]:
-        """Run the model on another number of records with the same coins, and compare what it did."""
+    def _compared(self, batch: Batch, losses: Losses, program: Sequence[int], draws: Draws) -> list[bool]:
+        """Run the model on another number of records with the same draws, and compare what it did."""
         size = batch_size(batch)
         other = 3 if size == 2 else 2
         chosen = torch.arange(other, device=next(iter(batch.values())).device) % size
-        tape = self._tape({name: tensor[chosen] for name, tensor in batch.items()}, coins, replay=True)
-        after = Coins()
+        tape = self._tape({name: tensor[chosen] for name, tensor in batch.items()}, draws, replay=True)
+        after = Draws()
         after.save()
         with generators.forked(self._device):
-            coins.restore()
+            draws.restore()
             try:
                 with tape:
                     values = losses(self.flat.module, tape.batch)

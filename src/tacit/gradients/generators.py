@@ -1,4 +1,4 @@
-"""The generators that a model's coins come from: torch's for the CPU, and its device's own if it has one."""
+"""The generators that a model's draws come from: torch's for the CPU, and its device's own if it has one."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Line:
         self.shapes: list[tuple[int, ...]] | None = None
         """Shapes of what it returned; None where that was not (only) tensors."""
         self.draws = False
-        """Whether it draws coins that are no record's own, as far as it can tell."""
+        """Whether it draws random numbers that are no record's own, as far as it can tell."""
 
 
 class Book:
@@ -227,7 +227,7 @@ def _differing(
     return count
 
 
-class Coins:
+class Draws:
     """Draws of one step that are no record's own: drawn once, and the same for all parts of the batch."""
 
     def __init__(self) -> None:
@@ -312,4 +312,4 @@ def _inside(value: object, depth: int) -> Iterator[Tensor]:
             yield from _inside(inner, depth - 1)
 
 
-__all__ = ["Book", "Coins", "Known", "Line", "follow_line", "tensors_in"]
+__all__ = ["Book", "Draws", "Known", "Line", "follow_line", "tensors_in"]

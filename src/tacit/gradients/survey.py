@@ -78,7 +78,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
                 tensor[1] = float("nan")
 
         def run(batch: Batch) -> Tensor:
-            generators.set_state(state, device)  # the same coins each time
+            generators.set_state(state, device)  # the same draws each time
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002
             with torch.no_grad():
@@ -133,7 +133,7 @@ def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[
 
 
 class Still(TorchFunctionMode):
-    """No coins: dropout does nothing, and what is drawn is the same everywhere."""
+    """No randomness: dropout does nothing, and what is drawn is the same everywhere."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -174,7 +174,7 @@ def experiment(
 ) -> None:
     """Raise if a few records together have other losses, or another sum of gradients, than each alone.
 
-    `together` is the way under test: the sums of gradients, and the losses. Coins are left out, as they
+    `together` is the way under test: the sums of gradients, and the losses. Randomness is left out, as they
     cannot be the same for one record and for several; where a model draws in other ways, there is nothing to
     compare. Three gradients are in memory at a time: of two and of three records, and of one.
     """

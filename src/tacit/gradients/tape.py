@@ -37,7 +37,7 @@ from tacit.gradients.proof import (
     SLICE,
     TENSOR,
     Book,
-    Coins,
+    Draws,
     Known,
     Line,
     follow_line,
@@ -190,7 +190,7 @@ class Tape(TorchFunctionMode):
         rules: Mapping[Any, Rule],
         known: Known,
         book: Book | None = None,
-        coins: Coins | None = None,
+        draws: Draws | None = None,
         replay: bool = False,
     ) -> None:
         """`replay`: this pass is a comparison with one that has been; whatever it drew for all is drawn again."""  # noqa: E501
@@ -205,7 +205,7 @@ class Tape(TorchFunctionMode):
         self._index = {id(p): i for i, p in enumerate(self._parameters)}
         self._rules, self._known = rules, known
         self._book = Book() if book is None else book
-        self._coins, self._replay, self._drawn = coins or Coins(), replay, 0
+        self._draws, self._replay, self._drawn = draws or Draws(), replay, 0
         self._token = _Token()
         teach_transformers()
         self._marks: dict[str, _Mark] = {}
@@ -486,30 +486,32 @@ class Tape(TorchFunctionMode):
         self._tag(out, "")
         return out
 
-    # ---- coins that no record owns ---------------------------------------------------------------------
+    # ---- draws that no record owns ---------------------------------------------------------------------
 
     def _again(self, line: Line) -> bool:
         """Whether the next draw has been made before, for other parts of the same batch."""
-        i, coins = self._drawn, self._coins
+        i, draws = self._drawn, self._draws
         if self._replay:
-            return i < len(coins.outcomes) and [tuple(coins.outcomes[i].shape)] == line.shapes
-        if coins.shared is None:
+            return i < len(draws.outcomes) and [tuple(draws.outcomes[i].shape)] == line.shapes
+        if draws.shared is None:
             return False
-        if i >= len(coins.shared):
-            raise Unsupported("a model that draws another number of coins for another part of a batch")
-        return coins.shared[i]
+        if i >= len(draws.shared):
+            raise Unsupported(
+                "a model that draws another number of random numbers for another part of a batch"
+            )
+        return draws.shared[i]
 
     def _drawn_before(self, line: Line, args: tuple[Any, ...]) -> Tensor:
-        outcome = self._coins.outcomes[self._drawn]
+        outcome = self._draws.outcomes[self._drawn]
         self._drawn += 1
         return args[0].copy_(outcome) if line.written else outcome.clone()
 
     def _draw(self, line: Line, out: Any, fresh: bool) -> None:
-        if fresh and (self._replay or self._coins.shared is not None) and self._again(line):
-            out.data.copy_(self._coins.outcomes[self._drawn])  # by `data`: not a write that needs to be seen
-        if not self._replay and self._coins.shared is None:
+        if fresh and (self._replay or self._draws.shared is not None) and self._again(line):
+            out.data.copy_(self._draws.outcomes[self._drawn])  # by `data`: not a write that needs to be seen
+        if not self._replay and self._draws.shared is None:
             drawn = tensors_in(out)
-            self._coins.outcomes.append(drawn[0].detach().clone() if drawn else torch.empty(0))
+            self._draws.outcomes.append(drawn[0].detach().clone() if drawn else torch.empty(0))
         self._drawn += 1
 
     def _core(

@@ -1,7 +1,8 @@
 """Classifiers and language models of transformers, pretrained (a folder or the hub) or from a config alone.
 
 The data set decides the number of classes and what kind of model is meant: pictures (channels, height, width)
-get an image classifier, anything else a text classifier, and the task `language` a model of the next token.
+get an image classifier, anything else a text classifier, the task `language` a model of the next
+token, and `token-classification` one with a class for each token.
 All weights are 32-bit floats; those that a checkpoint lacks (a new classifier) come from torch's generator.
 
 >>> tiny = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -45,6 +46,7 @@ def from_hub(
     language: bool = False,
     offline: bool = False,
     frozen: Frozen = "float32",
+    words: bool = False,
 ) -> nn.Module:
     """The pretrained model `name` (see `weights.locate`), with a fresh output layer where it needs one.
 
@@ -54,7 +56,7 @@ def from_hub(
     transformers = library()
     folder = locate(name, offline)
     config = _read_config(folder)
-    auto = _kind(config, shape, language, f"model.hub: {name}")
+    auto = _kind(config, shape, language, words, f"model.hub: {name}")
     _refuse_other_pictures(config, shape, name)
     given: dict[str, Any] = {"use_cache": False} if language else {"num_labels": classes}
     if frozen == "empty":
@@ -85,7 +87,11 @@ def from_hub(
 
 
 def from_config(
-    config: Mapping[str, Any] | str, shape: Shape, classes: int, language: bool = False
+    config: Mapping[str, Any] | str,
+    shape: Shape,
+    classes: int,
+    language: bool = False,
+    words: bool = False,
 ) -> nn.Module:
     """A model without weights, from the values of a transformers config or the path of a `config.json`.
 
@@ -109,7 +115,7 @@ def from_config(
     values |= {"use_cache": False} if language else {"num_labels": classes}
     try:
         built = transformers.AutoConfig.for_model(kind, **values)
-        auto = _kind(built, shape, language, f"model.config: {kind}")
+        auto = _kind(built, shape, language, words, f"model.config: {kind}")
         if len(shape) == 3:
             _refuse_other_pictures(built, shape, kind)
             _refuse_cut_pictures(built, shape)
@@ -168,11 +174,13 @@ def _config_file(name: str) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in ("id2label", "label2id", "num_labels")}
 
 
-def _kind(config: Any, shape: Shape, language: bool, what: str) -> Any:
+def _kind(config: Any, shape: Shape, language: bool, words: bool, what: str) -> Any:
     """The family that has a model of this config for the task, or a refusal."""
     transformers = library()
     if language:
         auto, needed = transformers.AutoModelForCausalLM, "predicts the next token"
+    elif words:
+        auto, needed = transformers.AutoModelForTokenClassification, "classifies tokens"
     elif len(shape) == 3:
         auto, needed = transformers.AutoModelForImageClassification, "classifies pictures"
     else:

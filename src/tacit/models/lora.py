@@ -2,7 +2,7 @@
 
 LoRA (Hu et al., 2021) leaves a matrix W as it is and trains a product of two thin ones beside it,
 W + (α/r)·B·A. peft puts it into the network in place, so the result is an ordinary module in which little
-needs a gradient. What needs none never travels: it is in no message and no checkpoint.
+needs a gradient. What needs none is never sent: it is in no message and no checkpoint.
 
 >>> from tacit.models import build
 >>> model = build("vit", (1, 8, 8), 5, patch=4, width=16, depth=1, heads=2)

@@ -1,6 +1,6 @@
-"""The server's optimizer: the clients' average update, taken as a gradient (Reddi et al., 2021).
+"""The server's optimizer: the clients' average update as a gradient (Reddi et al. 2021, arXiv:2003.00295).
 
-The average Δ̄ points the way the clients went, so its negative plays the gradient's part. Plain SGD at rate
+The average Δ̄ points the way the clients went, so its negative takes the gradient's place. Plain SGD at rate
 1 then is federated averaging, θ + Δ̄, to the last bit. Each parameter tensor is a parameter of the optimizer,
 so LAMB and LARS see layers; all of them are views of one vector, so everyone else sees `theta`.
 
@@ -15,7 +15,7 @@ tensor([1., 2., 3.])
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -29,6 +29,8 @@ from tacit.optimizers.lars import Lars
 from tacit.vector import Layout
 
 Scalar = float | int
+GROUP = "group"
+"""Begins the names of what an optimizer keeps in its groups of parameters."""
 
 # LBFGS asks for losses and SparseAdam for sparse gradients; a server has neither.
 _TORCH = {
@@ -40,6 +42,11 @@ _TORCH = {
 }
 OPTIMIZERS: dict[str, type[Optimizer]] = dict(sorted({**_TORCH, "lamb": Lamb, "lars": Lars}.items()))
 """Every server optimizer by name, in lower case."""
+
+OptimizerFactory = Callable[..., Optimizer]
+"""What `tacit.run(optimizer=…)` takes: called with parameters and `lr`, it makes a torch optimizer. A class
+of optimizers is one, and so is `functools.partial(CLASS, OPTIONS)`.
+"""
 
 # What the server decides itself: its parameters, the rate, the direction; and torch's switches for GPUs.
 _OURS = {"self", "params", "lr", "maximize", "foreach", "fused", "capturable", "differentiable"}
@@ -57,24 +64,31 @@ class ServerOptimizer:
     theta: Tensor
     """The live vector, updated in place by `step`; writing to it moves the model."""
 
-    def __init__(self, name: str, theta: Tensor, layout: Layout, lr: float, **given: Any) -> None:
+    def __init__(
+        self, kind: str | OptimizerFactory, theta: Tensor, layout: Layout, lr: float, **given: Any
+    ) -> None:
         """Start from a copy of `theta`, the shared vector; a bad name or option is a `UserError`."""
-        kind, known = _kind(name), options(name)
-        for option in given:
-            if option not in known:
-                takes = ", ".join(f"{k}={v!r}" for k, v in known.items())
-                raise UserError(
-                    f"server optimizer {name!r} has no option {option!r}; its options are: {takes}"
-                )
+        build: Any = kind
+        if isinstance(kind, str):
+            build, known = _kind(kind), options(kind)
+            for option in given:
+                if option not in known:
+                    takes = ", ".join(f"{k}={v!r}" for k, v in known.items())
+                    raise UserError(
+                        f"server optimizer {kind!r} has no option {option!r}; its options are: {takes}"
+                    )
         self.theta = theta.detach().clone(memory_format=torch.contiguous_format)
         self._segments = layout.shared_segments
         self._lr = lr
         self._parameters = [nn.Parameter(view, requires_grad=False) for _, view in layout.views(self.theta)]
-        build: Any = kind
         try:
             self._optimizer: Optimizer = build(self._parameters, lr=lr, **given)
         except (TypeError, ValueError) as error:
-            raise UserError(f"server optimizer {name!r} refuses its settings: {error}") from error
+            raise UserError(f"server optimizer {kind!r} refuses its settings: {error}") from error
+        if not isinstance(self._optimizer, Optimizer):
+            made = type(self._optimizer).__name__
+            raise UserError(f"server optimizer: {kind!r} makes a {made}, not a torch.optim.Optimizer")
+        self._groups = [dict(group) for group in self._optimizer.param_groups]
 
     def step(self, delta: Tensor, lr_factor: float = 1.0) -> None:
         """Move along `delta`, the average update, at `lr_factor` times the base rate."""
@@ -103,13 +117,23 @@ class ServerOptimizer:
                     tensors[f"{i}.{name}"] = value
                 elif value is not None:
                     scalars[f"{i}.{name}"] = value
+        for i, (group, before) in enumerate(zip(self._optimizer.param_groups, self._groups, strict=True)):
+            for name, value in group.items():  # some keep their state there, beside their options
+                if isinstance(value, Tensor):
+                    tensors[f"{GROUP}{i}.{name}"] = value
+                elif isinstance(value, int | float) and name != "lr" and before.get(name) != value:
+                    scalars[f"{GROUP}{i}.{name}"] = value
         return tensors, scalars
 
     def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Scalar]) -> None:
         """Continue bit for bit where `state` was taken; `theta` is restored by its owner."""
         states: list[dict[str, Tensor | Scalar]] = [{} for _ in self._parameters]
+        groups = self._optimizer.param_groups
         for key, value in {**tensors, **scalars}.items():
-            index, _, name = key.partition(".")
+            index, _, name = key.removeprefix(GROUP).partition(".")
+            if key.startswith(GROUP) and index.isdigit() and int(index) < len(groups):
+                groups[int(index)][name] = value.clone() if isinstance(value, Tensor) else value
+                continue
             if not index.isdigit() or int(index) >= len(states):
                 raise ValueError(f"optimizer state {key!r} belongs to another model")
             # torch counts steps on the host, in a tensor without dimensions.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Workload,
     )
     from tacit.privacy.metrics import Metrics, Seen
-    from tacit.privacy.sampling import FixedSize, Poisson, Sampling
+    from tacit.privacy.sampling import FixedSize, OwnSampling, Poisson, Sampler, Sampling, as_sampling
     from tacit.privacy.statement import Statement, make_statement
 
 __all__ = [
@@ -62,15 +62,18 @@ __all__ = [
     "Mechanism",
     "Metrics",
     "Observer",
+    "OwnSampling",
     "Part",
     "Poisson",
     "PoissonGaussian",
+    "Sampler",
     "Sampling",
     "SecureSum",
     "Seen",
     "Statement",
     "Unprotected",
     "Workload",
+    "as_sampling",
     "epsilon",
     "make_statement",
     "refuse_batch_norm",
@@ -94,7 +97,7 @@ __getattr__, __dir__ = lazily(
             "Mechanism Observer SecureSum Unprotected Workload"
         ),
         "tacit.privacy.metrics": "Metrics Seen",
-        "tacit.privacy.sampling": "FixedSize Poisson Sampling",
+        "tacit.privacy.sampling": "FixedSize OwnSampling Poisson Sampler Sampling as_sampling",
         "tacit.privacy.statement": "Statement make_statement",
     },
 )

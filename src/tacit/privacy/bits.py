@@ -1,6 +1,6 @@
 """Uniform bits that nobody can predict: AES-256 in counter mode, by the processor.
 
-Every secret coin, mask and noise of a guarantee is made from a `Bits` stream with a key of its own, taken
+All secret sampling, masks and noise of a guarantee are made from a `Bits` stream with a key of its own, taken
 from the operating system for each release. A simulation names its streams instead; whoever knows the name
 can repeat them, so nothing is claimed for it.
 
@@ -68,21 +68,21 @@ class Bits:
         """64 bits as a number."""
         return int(self.words(1)[0])
 
-    def coins(self, count: int, rate: float) -> Ids:
-        """Which of `count` independent coins, each heads with probability `rate`, show heads; sorted.
+    def bernoulli(self, count: int, rate: float) -> Ids:
+        """Which of `count` independent Bernoulli(`rate`) draws are 1; sorted.
 
-        The probability is `rate` to 2⁻⁶⁴ (and exactly 1 for a rate of 1). Coins are tossed one by one: the
+        The probability is `rate` to 2⁻⁶⁴ (and exactly 1 for a rate of 1). They are drawn one by one: the
         sampling that an accountant relies on is not left to a sampler's floating-point arithmetic.
         """
         if rate >= 1:
             return np.arange(count, dtype=np.int64)
         threshold = np.uint64(min(int(rate * 2.0**64), 2**64 - 1))
-        heads = []
+        ones = []
         start = 0
         for part in _parts(count):
-            heads.append(start + np.flatnonzero(self.words(part) < threshold))
+            ones.append(start + np.flatnonzero(self.words(part) < threshold))
             start += part
-        return np.concatenate(heads) if heads else np.empty(0, np.int64)
+        return np.concatenate(ones) if ones else np.empty(0, np.int64)
 
     def subset(self, count: int, size: int) -> Ids:
         """A uniform subset of `size` of the numbers below `count`, sorted: those with the smallest words."""

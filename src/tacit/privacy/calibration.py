@@ -62,7 +62,7 @@ def solve_cohort(
     if over == 1:
         raise UserError(
             f"even a cohort of one client in {population:,} costs more than ε = {epsilon:g}; "
-            "raise the noise or play fewer rounds"
+            "raise the noise or run fewer rounds"
         )
     return population if over is None else _digits(over - 1)
 

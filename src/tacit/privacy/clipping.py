@@ -11,7 +11,9 @@ together: a second vector that escaped the bound would leak what the first one h
 10.0 3.0 4.0
 
 Per-layer rules give each layer h its own C_h with √ΣC_h² = C, so the sensitivity is the same C:
-"uniform" C_h = C/√H; "dim" C_h = C·√(d_h/Σd). Two modes:
+"uniform" C_h = C/√H; "dim" C_h = C·√(d_h/Σd). Weights α move the bound between layers (H.5 of the paper named
+below): C_h = C·√(α_h·d_h/Σαd), and C·√(α_h/Σα) for "uniform". The noise on a sum is the same everywhere, so a
+layer with four times the α has half the noise beside what it may send, for the same ε. Two modes:
 
 - `clip` (Definition 3 of "Federated learning with differential privacy for speech recognition"): each
   layer is shrunk to C_h if it is longer, never grown;
@@ -22,8 +24,9 @@ Per-layer rules give each layer h its own C_h with √ΣC_h² = C, so the sensit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import torch
@@ -53,6 +56,19 @@ class Clip:
     """One bound for everything, or one for each layer: equal, or growing with the layer's dimension."""
     mode: Mode = "clip"
     """Only ever shrink, or rescale each layer to exactly its bound once the whole exceeds its own."""
+    weights: dict[str, PositiveFloat] = field(default_factory=dict, hash=False)
+    """α of the layers whose names match a pattern (`"*.mlp*": 2`), the first that does; 1 for all others."""
+
+    def __post_init__(self) -> None:
+        if self.weights and self.per == "global":
+            raise UserError("clip.weights: one bound for everything has no layers to weigh; set per: dim")
+
+    @property
+    def how(self) -> str:
+        """How C is divided, for a statement."""
+        said = {"global": "over everything", "uniform": "per layer, C/√H each", "dim": "per layer, by size"}
+        weights = ", ".join(f"{alpha:g} for {pattern}" for pattern, alpha in self.weights.items())
+        return said[self.per] + (f", weighted ({weights})" if weights else "")
 
     def bind(
         self, sizes: Mapping[str, int], layout: Layout | None = None, bound: float | None = None
@@ -66,23 +82,30 @@ class Clip:
             parts = tuple((name, slice(0, size)) for name, size in sizes.items())
             groups: tuple[Group, ...] = (Group(parts, c),)
         else:
-            layers = [parts for name, size in sizes.items() for parts in _layers(name, size, layout)]
-            groups = tuple(Group(parts, b) for parts, b in zip(layers, self._split(layers, c), strict=True))
+            layers = [layer for name, size in sizes.items() for layer in _layers(name, size, layout)]
+            bounds = self._split([(name, _size(parts)) for name, parts in layers], c)
+            groups = tuple(Group(parts, b) for (_, parts), b in zip(layers, bounds, strict=True))
         return Bound(c, self.mode, dict(sizes), groups)
 
     def groups(self, layout: Layout) -> list[tuple[tuple[slice, ...], float]]:
         """The same rule for one record's gradient: segments of the whole flat vector, and their C_h."""
         if self.per == "global":
             return [(tuple(s.slice for s in layout.segments), self.bound)]
-        layers = [tuple(("", part) for part in parts) for _, parts in layout.layer_slices(shared_only=False)]
-        bounds = self._split(layers, self.bound)
-        return [(tuple(s for _, s in parts), b) for parts, b in zip(layers, bounds, strict=True)]
+        layers = layout.layer_slices(shared_only=False)
+        sizes = [(name, sum(part.stop - part.start for part in parts)) for name, parts in layers]
+        return [(parts, b) for (_, parts), b in zip(layers, self._split(sizes, self.bound), strict=True)]
 
-    def _split(self, layers: list[Parts], c: float) -> list[float]:
-        if self.per == "uniform":
-            return [c / math.sqrt(len(layers))] * len(layers)
-        sizes = [_size(parts) for parts in layers]
-        return [c * math.sqrt(size / sum(sizes)) for size in sizes]
+    def _split(self, layers: Sequence[tuple[str, int]], c: float) -> list[float]:
+        """C_h of each layer, by its name and dimension."""
+        shares = [self._weight(name) * (size if self.per == "dim" else 1) for name, size in layers]
+        for pattern in self.weights:
+            if not any(fnmatchcase(name, pattern) for name, _ in layers):
+                known = ", ".join(name for name, _ in layers)
+                raise UserError(f"clip.weights: no layer matches {pattern!r}; there are {known}")
+        return [c * math.sqrt(share / sum(shares)) for share in shares]
+
+    def _weight(self, layer: str) -> float:
+        return next((alpha for pattern, alpha in self.weights.items() if fnmatchcase(layer, pattern)), 1.0)
 
 
 Parts = tuple[tuple[str, slice], ...]
@@ -202,10 +225,10 @@ def _square(vector: Tensor) -> float:
     return total
 
 
-def _layers(name: str, size: int, layout: Layout | None) -> list[Parts]:
+def _layers(name: str, size: int, layout: Layout | None) -> list[tuple[str, Parts]]:
     if layout is not None and size == layout.shared:
-        return [tuple((name, part) for part in parts) for _, parts in layout.layer_slices()]
-    return [((name, slice(0, size)),)]
+        return [(layer, tuple((name, part) for part in parts)) for layer, parts in layout.layer_slices()]
+    return [(name, ((name, slice(0, size)),))]
 
 
 def _size(parts: Parts) -> int:

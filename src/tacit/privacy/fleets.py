@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tacit.errors import UserError
+from tacit.privacy.accountants import epsilon as spent
 from tacit.privacy.clipping import Clip
 from tacit.privacy.matrices import spread
 from tacit.privacy.mechanisms.banded import BandedNoise
@@ -63,12 +64,39 @@ def compare_mechanisms(
 
     in_turn = [kind for kind in (BltNoise, BandedNoise) if kind.kind in kinds]
     found = [turns(BandedNoise, bands=1), *(turns(kind) for kind in in_turn)]
-    coins = Poisson(cohort / population)
-    independent = fitted(BandedNoise, coins, bands=1)
+    sampling = Poisson(cohort / population)
+    independent = fitted(BandedNoise, sampling, bands=1)
     best, bands = independent, 2
     while BandedNoise.kind in kinds and bands <= min(population // cohort, rounds):
-        wider = fitted(BandedNoise, coins, bands=bands)
+        wider = fitted(BandedNoise, sampling, bands=bands)
         if wider.error >= best.error:
             break
         best, bands = wider, 2 * bands
     return found + ([independent] if best is independent else [independent, best])
+
+
+def in_turns(
+    kind: str,
+    population: int,
+    cohort: int,
+    rounds: int,
+    delta: float,
+    noise: float | None,
+    epsilon: float | None,
+) -> dict[str, Any]:
+    """No sampling at all: clients take turns, under correlated noise of this kind. ε of a noise, or the least
+    noise for ε; with what a model feels of it.
+    """
+    if not 1 <= cohort <= population:
+        raise UserError(f"--cohort {cohort:,} of --population {population:,} cannot be drawn")
+    made: Correlated = {made.kind: made for made in (BltNoise, BandedNoise)}[kind](
+        noise or 1.0, delta, Clip(1.0), FixedSize(cohort), epsilon, rounds=rounds
+    )
+    if noise is None:
+        made = made.calibrated(Workload(population), rounds)
+    spends = made.planned(Workload(population), rounds, made.noise)
+    return {
+        "noise": made.noise,
+        "epsilon": max(spent(spend, delta).value for spend in spends),
+        "error": made.noise * spread(made.matrix(population), rounds) / made.expected(population),
+    }

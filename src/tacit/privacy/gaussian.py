@@ -19,10 +19,10 @@ where n_h is a whole number so large that α ≤ 1 everywhere in the cell and K 
 has exactly the distribution p, whatever the n_h are; the rest is drawn again. Both tails beyond 9 σ are
 proposed likewise, as one cell each, and then drawn by inversion with as many bits as it takes: they have no
 end. Per coordinate this is one 64-bit word (18 bits that nearly always decide the cell, k for the number in
-it, the rest for the coin of acceptance), one look into a table and a comparison: in a cell where α ≥ 63/64,
-a coin below 63/64 accepts. The other 2 % of draws are decided with care: p(x) is enclosed between two
-numbers, and where the coin falls in between, mpmath computes p(x) with ever more digits, and the coin gets
-ever more bits, until the two are apart.
+it, the rest for u, the uniform number that accepts or rejects), one look into a table and a comparison: in a
+cell where α ≥ 63/64, u below 63/64 accepts. The other 2 % of draws are decided with care: p(x) is enclosed
+between two numbers, and where u falls in between, mpmath computes p(x) with ever more digits, and u gets ever
+more bits, until the two are apart.
 
 What is proved, and what is assumed:
 
@@ -60,7 +60,7 @@ STRETCH = 1 << 17
 _BLOCK = 1 << 14
 """Coordinates at a time: they stay in the cache."""
 LARGEST_STD = 2.0**36
-"""So that a word has room for a cell, a number in it and a coin of 18 bits."""
+"""So that a word has room for a cell, a number in it and 18 bits of u."""
 SMALLEST_DELTA = 2.0**-100
 """δ below this would be a claim about the cipher rather than about the noise."""
 
@@ -71,7 +71,7 @@ _REACH = 9
 """Standard deviations covered by cells."""
 _UNSURE = np.int16(-(2**15))
 _QUICK = 6
-"""A coin below 1 − 2⁻⁶ accepts at once, where α is larger than that."""
+"""u below 1 − 2⁻⁶ accepts at once, where α is larger than that."""
 _MARGIN = 1e-11
 """Relative error that is allowed for in float64 results."""
 _PARALLEL = 2 * STRETCH
@@ -163,13 +163,13 @@ class _Table:
     """h for each prefix whose continuations all propose the same quick cell, else _UNSURE."""
     scale: NDArray[np.float64]
     """α(x) ÷ p(x) in each cell; 0 for the tails and for what proposes nothing."""
-    coin_bits: int
-    coin: np.uint64
-    """The bits of a word that are its coin."""
+    uniform_bits: int
+    uniform: np.uint64
+    """The bits of a word that are u, the uniform number of the rejection step."""
     inside: np.uint64
     """The bits of a word that say which number of a cell, once they are shifted down."""
     quick: np.uint64
-    """Coins below it accept in every quick cell."""
+    """u below it accepts in every quick cell."""
 
 
 @lru_cache(maxsize=16)
@@ -197,7 +197,7 @@ def _table(std: float) -> _Table:
     same = until == entry
     known = np.append(quick, [False] * 3)
     cells = np.where(same & known[entry], entry - half, _UNSURE).astype(np.int16)
-    coin_bits = 64 - _PREFIX - shift
+    uniform_bits = 64 - _PREFIX - shift
     return _Table(
         std=std,
         shift=shift,
@@ -207,10 +207,10 @@ def _table(std: float) -> _Table:
         ends=ends,
         cells=cells,
         scale=np.append(keep * width * _WHOLE / np.array(sizes, float), [0.0] * 3),
-        coin_bits=coin_bits,
-        coin=np.uint64((1 << coin_bits) - 1),
+        uniform_bits=uniform_bits,
+        uniform=np.uint64((1 << uniform_bits) - 1),
         inside=np.uint64(width - 1),
-        quick=np.uint64((1 << coin_bits) - (1 << coin_bits - _QUICK)),
+        quick=np.uint64((1 << uniform_bits) - (1 << uniform_bits - _QUICK)),
     )
 
 
@@ -252,8 +252,8 @@ def _drawn(count: int, table: _Table, bits: Bits) -> NDArray[np.int64]:
         part[:] = cells
         if table.shift:
             part <<= table.shift
-            part += ((words >> np.uint64(table.coin_bits)) & table.inside).view(np.int64)
-        careful = np.flatnonzero(((words & table.coin) >= table.quick) | (cells == _UNSURE))
+            part += ((words >> np.uint64(table.uniform_bits)) & table.inside).view(np.int64)
+        careful = np.flatnonzero(((words & table.uniform) >= table.quick) | (cells == _UNSURE))
         unsure.append(careful + start)
         left.append(words[careful])
     places = np.concatenate(unsure)
@@ -269,26 +269,26 @@ def _with_care(words: Words, table: _Table, bits: Bits) -> NDArray[np.int64]:
     unsure = np.flatnonzero(entry < 0)
     numbers = prefixes[unsure] << np.uint64(63 - _PREFIX) | bits.words(len(unsure)) >> np.uint64(1 + _PREFIX)
     entry[unsure] = np.searchsorted(table.ends, numbers, side="right")
-    coins = (words & table.coin).astype(
+    uniforms = (words & table.uniform).astype(
         np.float64
-    ) * 2.0**-table.coin_bits  # exact: they have 46 bits at most
+    ) * 2.0**-table.uniform_bits  # exact: they have 46 bits at most
     x = (entry - table.half) << table.shift
-    x += ((words >> np.uint64(table.coin_bits)) & table.inside).view(np.int64)
+    x += ((words >> np.uint64(table.uniform_bits)) & table.inside).view(np.int64)
     low, high = _mass(x, table.std)
     scale = table.scale[entry]  # 0 for the tails, and beyond
-    accepted = coins + 2.0**-table.coin_bits <= low * scale * (1 - _MARGIN)
-    rejected = (coins >= high * scale * (1 + _MARGIN)) & (scale > 0)
+    accepted = uniforms + 2.0**-table.uniform_bits <= low * scale * (1 - _MARGIN)
+    rejected = (uniforms >= high * scale * (1 + _MARGIN)) & (scale > 0)
     rejected |= entry >= len(table.proposed)
     for place in np.flatnonzero(~(accepted | rejected)):
-        coin = _Uniform(int(words[place] & table.coin), table.coin_bits, bits)
-        x[place], accepted[place] = _decided(int(entry[place]), int(x[place]), coin, table, bits)
+        uniform = _Uniform(int(words[place] & table.uniform), table.uniform_bits, bits)
+        x[place], accepted[place] = _decided(int(entry[place]), int(x[place]), uniform, table, bits)
     again = np.flatnonzero(~accepted)
     if len(again):
         x[again] = _drawn(len(again), table, bits)
     return x
 
 
-def _decided(entry: int, x: int, coin: _Uniform, table: _Table, bits: Bits) -> tuple[int, bool]:
+def _decided(entry: int, x: int, uniform: _Uniform, table: _Table, bits: Bits) -> tuple[int, bool]:
     """A number and whether it is accepted, decided by as many digits and bits as it takes."""
     std, width, cells = table.std, 1 << table.shift, 2 * table.half
     factor = table.keep, _WHOLE, int(table.proposed[entry])
@@ -303,9 +303,9 @@ def _decided(entry: int, x: int, coin: _Uniform, table: _Table, bits: Bits) -> t
 
     with _PRECISION:
         if entry < cells:
-            return x, coin.below(alpha)
+            return x, uniform.below(alpha)
         start = cells // 2 * width + (entry - cells)  # the lower tail begins at −H·W − 1
-        if not coin.below(lambda: times(_tail(start, std))):
+        if not uniform.below(lambda: times(_tail(start, std))):
             return 0, False
         far = _beyond(start, std, bits)
         return (far if entry == cells else -far), True

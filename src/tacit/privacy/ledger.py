@@ -21,7 +21,7 @@ charges.
 
 Rules
 -----
-- A round that is played again after a crash is charged again: nobody knows what the first one let out.
+- A round that is repeated after a crash is charged again: nobody knows what the first one let out.
 - Every line holds the hash of the line before it, a random number and its own hash, over exactly the bytes
   that are there; keys and types are as they must be or the file is refused. So a changed, missing or moved
   line is noticed, and two copies of a ledger that both went on can be told from each other even if they
@@ -34,7 +34,6 @@ Rules
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -47,6 +46,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tacit import system
 from tacit.errors import UserError
 from tacit.privacy.accountants import Epsilon
 from tacit.privacy.events import Event, Relation, plain_event, read_event
@@ -144,7 +144,7 @@ class Ledger:
         """
         if not path.exists():
             return _created(path, header, carried)
-        fd = os.open(path, os.O_RDWR | os.O_APPEND)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | system.BINARY)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):  # what is written to a device is nowhere
                 raise UserError(f"{path} is not a regular file; restore it")
@@ -251,8 +251,8 @@ def dominating(parts: Iterable[Part]) -> Part:
 
 def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
     """Write a new ledger beside `path`, locked, and give it that name unless another has it by now."""
-    beside = path.with_name(f"{path.name}.{header.id}")
-    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | system.BINARY, 0o600)
     try:
         _lock(fd, beside)
         line, digest = _line(_plain_header(header), "")
@@ -269,12 +269,8 @@ def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
             os.link(beside, path)
         except FileExistsError:
             raise UserError(f"{path} is in use by another process; wait until that run has ended") from None
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name itself must survive a power cut
-        finally:
-            os.close(folder)
-        beside.unlink()
+        system.sync(path.parent)  # the new name itself must survive a power cut
+        system.unlink_open(beside)
         return Ledger(fd, Contents(path, header, list(carried), hashes))
     except BaseException:
         os.close(fd)
@@ -289,7 +285,7 @@ def _lock(fd: int, path: Path) -> None:
     A record lock and not `flock`, since forked workers that outlive a killed run must not keep it.
     """
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(fd)
     except OSError as error:
         raise UserError(f"{path} is in use by another process; wait until that run has ended") from error
 

@@ -1,6 +1,6 @@
 """Who takes part: the draw whose probabilities the accountant relies on.
 
-`Poisson(rate)` tosses one coin per unit; it is what amplification by sampling is proved for under
+`Poisson(rate)` lets each unit join independently; it is what amplification by sampling is proved for under
 add-or-remove-one adjacency. An empty draw is a valid draw. `FixedSize(size)` draws exactly `size` units
 without replacement, which is another mechanism with another bound (replace-one adjacency). It is never
 accounted as Poisson.
@@ -10,19 +10,51 @@ accounted as Poisson.
 >>> FixedSize(3).draw(Bits.named(0), population=10).tolist()
 [5, 8, 9]
 
-Amplification holds only against those who do not know the coins: they come from secret bits
+Amplification holds only against those who do not know who was sampled: draws come from secret bits
 (`tacit.privacy.bits`), or from named ones in a simulation. Where sampling carries no part of a guarantee
 (runs without privacy, the cohorts of an example-level run), `repeatable` draws from a seeded generator.
+
+A scheme of one's own (`Sampler`) says who takes part and no more: what its probabilities are worth is not
+known here, so whoever is protected is charged as if they had taken part in every round (`OwnSampling`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tacit.errors import UserError
 from tacit.privacy.bits import Bits, Ids
+
+
+class Sampler(Protocol):
+    """How a round's clients are chosen: what `tacit.run(sampling=…)` takes.
+
+    `Poisson` and `FixedSize` are samplers whose amplification is proved. Any other may be as it likes (in
+    turn, by region, by an importance that is public), and no amplification is claimed for it.
+    """
+
+    def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> ArrayLike:
+        """Choose the clients of a round.
+
+        Args:
+            rng: a generator of this round's own; the same again if the round is repeated.
+            population: the number of clients; they are 0, …, population − 1.
+            round: the number of the round, from 0.
+
+        Returns:
+            Numbers of clients, in any order, none of them twice. It may be empty.
+        """
+
+    def expected(self, population: int) -> float:
+        """The constant that sums are divided by, whatever was drawn: the expected size of a cohort.
+
+        Args:
+            population: the number of clients.
+        """
 
 
 @dataclass(frozen=True)
@@ -37,9 +69,9 @@ class Poisson:
 
     def draw(self, bits: Bits, population: int) -> Ids:
         """The ids that take part, sorted. It may be empty."""
-        return bits.coins(population, self.rate)
+        return bits.bernoulli(population, self.rate)
 
-    def repeatable(self, rng: np.random.Generator, population: int) -> Ids:
+    def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> Ids:
         """The same distribution, at the cost of the cohort: its size first, then a subset of that size."""
         return _subset(rng, population, int(rng.binomial(population, self.rate)))
 
@@ -63,7 +95,7 @@ class FixedSize:
         self.expected(population)
         return bits.subset(population, self.size)
 
-    def repeatable(self, rng: np.random.Generator, population: int) -> Ids:
+    def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> Ids:
         """The same distribution from a seeded generator."""
         self.expected(population)
         return _subset(rng, population, self.size)
@@ -75,7 +107,55 @@ class FixedSize:
         return float(self.size)
 
 
-Sampling = Poisson | FixedSize
+@dataclass(frozen=True)
+class OwnSampling:
+    """A scheme of one's own. Adjacency: what a client sends, or zeros in its place; who takes part is public.
+
+    Since the scheme sees no data, who takes part is the same for both neighbours, and one client moves a
+    round's sum by at most the clipping norm: each round is a Gaussian query on everyone, without any gain
+    from sampling. A client that is drawn less often is protected better than that; it is not claimed.
+    """
+
+    name: str
+    """How a statement calls it."""
+    sampler: Sampler | None = None
+    """None in a statement that was read."""
+
+    def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> Ids:
+        """The sampler's cohort, sorted; a `UserError` if these are not clients, or one is there twice."""
+        assert self.sampler is not None
+        drawn = np.asarray(self.sampler.repeatable(rng, population, round))
+        ids: Ids = np.unique(drawn).astype(np.int64)
+        if drawn.size and (drawn.ndim != 1 or drawn.dtype.kind not in "iu"):
+            raise UserError(f"sampling: {self.name} must give a list of whole numbers, one for each client")
+        if len(ids) != drawn.size:
+            raise UserError(f"sampling: {self.name} drew a client twice in round {round + 1}; once is enough")
+        if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < population:
+            raise UserError(
+                f"sampling: {self.name} drew client {ids[-1] if ids[-1] >= population else ids[0]} in round "
+                f"{round + 1}; they are numbered 0 to {population - 1}"
+            )
+        return ids
+
+    def expected(self, population: int) -> float:
+        """What the sampler expects."""
+        assert self.sampler is not None
+        expected = float(self.sampler.expected(population))
+        if not 0 < expected <= population:
+            raise UserError(f"sampling: {self.name} expects {expected:g} of {population} clients in a round")
+        return expected
+
+
+Sampling = Poisson | FixedSize | OwnSampling
+
+
+def as_sampling(sampler: Sampler) -> Sampling:
+    """A sampler as mechanisms know it: a class that is not one of ours gets no amplification, whatever it is
+    derived from.
+    """
+    if type(sampler) in (Poisson, FixedSize, OwnSampling):
+        return sampler  # type: ignore[return-value]
+    return OwnSampling(type(sampler).__name__, sampler)
 
 
 def _subset(rng: np.random.Generator, population: int, size: int) -> Ids:

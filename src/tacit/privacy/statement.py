@@ -46,7 +46,7 @@ class Statement:
     noise: str
     rounds: int
     repeated: int
-    """Rounds that were played and charged more than once, after crashes."""
+    """Rounds that were run and charged more than once, after crashes."""
     carried: int
     """Rounds of earlier runs on the same data that this model began with."""
     observers: tuple[Observer, ...]
@@ -94,7 +94,7 @@ class Statement:
         lines = []
         if self.simulation:
             lines.append(
-                "Simulation: coins and noise came from a seed and can be repeated, so nothing is claimed. "
+                "Simulation: sampling and noise came from a seed and can be repeated, so nothing is claimed. "
                 "With secret entropy the following would hold."
             )
         if math.isinf(self.epsilon):
@@ -204,7 +204,7 @@ def state(
 def _weak(epsilon: float) -> list[str]:
     if not WEAK < epsilon < math.inf:
         return []
-    return [f"ε above {WEAK:g} bounds next to nothing: raise the noise, or play fewer rounds"]
+    return [f"ε above {WEAK:g} bounds next to nothing: raise the noise, or run fewer rounds"]
 
 
 _RELATIONS = {

@@ -9,14 +9,16 @@ import math
 
 from tacit.errors import UserError
 from tacit.privacy.events import FixedSizeGaussian, PoissonGaussian, SampledGaussian
-from tacit.privacy.sampling import Poisson, Sampling
+from tacit.privacy.sampling import FixedSize, Poisson, Sampling
 
 
 def round_event(sampling: Sampling, population: int, noise: float) -> SampledGaussian:
     """One round, as the accountant knows it."""
     if isinstance(sampling, Poisson):
         return PoissonGaussian(sampling.rate, noise)
-    return FixedSizeGaussian(sampling.size, population, noise)
+    if isinstance(sampling, FixedSize):
+        return FixedSizeGaussian(sampling.size, population, noise)
+    return PoissonGaussian(1.0, noise)  # nothing is known of its probabilities, so nothing is gained by them
 
 
 def batch_sampling(records: int, batch: int) -> Poisson:

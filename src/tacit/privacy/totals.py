@@ -4,7 +4,7 @@ At client level everyone pays for every round. At example level a client's recor
 it took part in: its own participations × local steps, at its own rate B/n_i. What counts for the statement
 is the worst client. Computing ε for each of a million clients would take days, so clients with equal totals
 are one profile, profiles that another one dominates are dropped (ε grows with the rate, with the number of
-events and as the noise falls), and the rest is visited in the order of the quick RDP bound until no other
+events and as the noise falls), and the rest is tried in the order of the quick RDP bound until no other
 can be worse.
 
 >>> from tacit.privacy.events import PoissonGaussian

@@ -19,11 +19,13 @@ def card(run: Run, statement: Statement | None, labels: Sequence[str], loading: 
     network = run.passed["model"].name if "model" in run.passed else model.get("name") or model.get("hub")
     head = ["---", "library_name: peft" if base else "tags: [federated-learning]"]
     head += [f"base_model: {base}"] if base else []
-    score = "" if last is None else f" {metric.text(last.mean)} on its test set after {run.played:,} rounds."
+    score = (
+        "" if last is None else f" {metric.text(last.mean)} on its test set after {run.rounds_done:,} rounds."
+    )
     lines = [
         *head, "---", "", f"# {run.config.get('name', run.folder.name)}", "",
         f"{network or 'A transformers model'}, trained with {method} on {data.get('name')}.{score}",
-        "" if run.finished else f"\nThe run was not finished: {run.played:,} of {run.planned:,} rounds.",
+        "" if run.finished else f"\nThe run was not finished: {run.rounds_done:,} of {run.planned:,} rounds.",
         "", "## Loading", "", "```python", loading, "```", "", "## Privacy", "",
     ]  # fmt: skip
     if statement is None:

@@ -61,7 +61,7 @@ class Run:
         return [(r["round"], float(r[metric])) for r in self.metrics if metric in r]
 
     @property
-    def played(self) -> int:
+    def rounds_done(self) -> int:
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
     @property
@@ -70,8 +70,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """It played all its rounds, or ended for a reason of its own (a spent budget)."""
-        return self.played >= self.planned or (self.ending is not None and self.ending.finished)
+        """It ran all its rounds, or ended for a reason of its own (a spent budget)."""
+        return self.rounds_done >= self.planned or (self.ending is not None and self.ending.finished)
 
     @property
     def unit(self) -> str | None:
@@ -129,13 +129,13 @@ class Row:
 
     @property
     def rounds(self) -> str:
-        """Rounds played; of how many, where a run is not finished.
+        """Rounds done; of how many, where a run is not finished.
 
         >>> Row("a", (Run(Path("x"), {"rounds": 9}, [{"round": 4}]),)).rounds
         '4 of 9'
         """
-        least = min(self.runs, key=lambda run: (run.finished, run.played))
-        return f"{least.played:,}" if least.finished else f"{least.played:,} of {least.planned:,}"
+        least = min(self.runs, key=lambda run: (run.finished, run.rounds_done))
+        return f"{least.rounds_done:,}" if least.finished else f"{least.rounds_done:,} of {least.planned:,}"
 
     @property
     def unfinished(self) -> int:
@@ -266,7 +266,7 @@ def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
             "epsilon": plain(row.last("epsilon")),
             "unit": row.runs[0].unit,
             "simulation": row.runs[0].simulated,
-            "rounds": min(run.played for run in row.runs),
+            "rounds": min(run.rounds_done for run in row.runs),
             "unfinished": row.unfinished,
             "bytes_up": row.total("bytes_up"),
             "bytes_down": row.total("bytes_down"),

@@ -1,7 +1,7 @@
 """How far clients come apart in one round: variance of AdamW's v over them, and drift of what they send.
 
-Paper 004's Figure 2. From the server's model of a checkpoint, some clients each play one round of Local AdamW
-and one of Local SGD; nothing is trained on.
+Paper 004's Figure 2. From the server's model of a checkpoint, some clients each train for one round of Local
+AdamW and one of Local SGD; the server's model stays as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tacit import randomness
 from tacit.algorithms import Algorithm, FedAdamW, FedAvg
-from tacit.engine import BUFFERS, Job, Order, Visit
+from tacit.engine import Job, Order, Participant
 from tacit.engine.states import NONE
 from tacit.engine.worker import Worker
 from tacit.errors import UserError
@@ -53,7 +53,7 @@ class Drift:
 
 
 def measure(job: Job, round: int, clients: int, adamw_lr: float, sgd_lr: float, steps: int) -> Drift:
-    """Let `clients` of the job's clients, always the same, play from `job.model`, without privacy."""
+    """Let `clients` of the job's clients, always the same, train from `job.model`, without privacy."""
     rng = randomness.generator(job.seed, "drift")
     chosen = np.sort(rng.choice(len(job.population), min(clients, len(job.population)), replace=False))
     # With v carried from zero at round 0, "aggregate v" is Local AdamW that also shows its v.
@@ -73,13 +73,12 @@ def _spreads(
     worker = Worker(plain)
     state = algorithm.init(read_values(plain.model, plain.layout).float(), plain.layout)
     message: Vectors = {name: vector.clone() for name, vector in algorithm.message(state).items()}
-    if (buffers := read_buffers(plain.model)).numel():
-        message[BUFFERS] = buffers.clone()
+    message |= read_buffers(plain.model)
     means: dict[str, Tensor] = {}
     squares: dict[str, float] = {}
     for number, client in enumerate(clients, start=1):
         into = plain.empty_sums()
-        worker.sum(Order(0, lr, steps), message, [Visit(client, NONE)], into)
+        worker.sum(Order(0, lr, steps), message, [Participant(client, NONE)], into)
         for name in ("delta", "v"):  # Welford: one pass, no list of clients' vectors
             if name in into:
                 x = into[name].double()

@@ -408,7 +408,7 @@ def _runs(table: Sequence[Row], address: Callable[[Run], str] | None) -> str:
         rows.append(
             f'<tr><td class="t">{_swatch(n)}{letter(n)}</td>'
             f'<td class="t">{escape(row.label)}<small>{where}</small></td><td data-v="{len(row.runs)}">'
-            f'{len(row.runs)}</td><td data-v="{min(run.played for run in row.runs)}">{row.rounds}</td>'
+            f'{len(row.runs)}</td><td data-v="{min(run.rounds_done for run in row.runs)}">{row.rounds}</td>'
             + cell(row.last(metric.name), many)
             + cell(row.best(metric), many)
             + (cell(row.own(metric), many) if own else "")

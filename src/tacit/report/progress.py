@@ -39,7 +39,7 @@ class Notes:
             self._passed = True
             found.append(
                 f"round {record['round']}: ε has passed {WEAK:g}, which bounds next to nothing; raise "
-                "privacy.noise, or play fewer rounds"
+                "privacy.noise, or run fewer rounds"
             )
         return found
 
@@ -106,7 +106,7 @@ class LiveProgress:
             self._console.print(f"[yellow]{note}[/yellow]")
         begin = f", from round {round + 1}" if round else ""
         if round >= rounds:
-            begin = f"; all {rounds:,} rounds were played already"
+            begin = f"; all {rounds:,} rounds are done already"
         trained, frozen = facts["parameters"], facts.get("frozen", 0)
         size = (
             f"{trained:,} of {trained + frozen:,} parameters trained" if frozen else f"{trained:,} parameters"

@@ -1,6 +1,6 @@
 """What a client sends and receives in a round, beside what the whole model would have cost.
 
-Frozen parameters never travel, so a large model with small adapters moves little.
+Frozen parameters are never sent, so a large model with small adapters moves little.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Traffic:
 
     @property
     def share(self) -> float:
-        """The trained share of the model, which is the travelling one."""
+        """The trained share of the model, which is what is sent."""
         return self.trained / self.parameters
 
     def text(self) -> str:

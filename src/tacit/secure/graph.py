@@ -50,7 +50,7 @@ def plan(clients: int, staying: int, colluding: int) -> Plan:
     complete = Plan(clients - 1, staying)
     if clients <= COMPLETE:
         return complete
-    from scipy.stats import hypergeom  # a second to import, which runs without secure sums are spared
+    from scipy.stats import hypergeom  # a second to import, for cohorts that few have
 
     for degree in range(2, clients - 1, 2):
         half, gone = degree // 2, min(clients, clients - staying + colluding)

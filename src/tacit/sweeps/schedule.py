@@ -1,4 +1,4 @@
-"""A sweep is played: many runs, side by side.
+"""The runs of a sweep, scheduled: many runs, side by side.
 
 As many runs go on at once as there are cores, each in a process with one thread. Finished runs are never run
 again and interrupted ones go on, so the same command continues a sweep that was stopped.
@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 from tacit import api, config
 from tacit.config.sweep import Point, Sweep, slug, without_seed
-from tacit.engine.kinds import cores
 from tacit.errors import Diverged, UserError
 from tacit.federation import read_metrics
 from tacit.federation.checkpoint import CONFIG
@@ -31,6 +30,7 @@ from tacit.federation.files import write_atomically
 from tacit.federation.lock import locked
 from tacit.reading import read_bytes
 from tacit.report.compare import differences
+from tacit.system import cores
 from tacit.tasks import headline
 
 DIVERGED = "diverged"
@@ -62,7 +62,7 @@ class Watch(Protocol):
     """Whoever shows how a sweep goes."""
 
     def start(self, title: str, runs: int, rounds: int) -> None:
-        """So many runs with so many rounds in all are to be played."""
+        """So many runs with so many rounds in all are to be run."""
         return
 
     def progress(self, runs: int, rounds: int) -> None:
@@ -74,7 +74,7 @@ class Watch(Protocol):
         return
 
 
-def play_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch | None = None) -> list[Task]:
+def run_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch | None = None) -> list[Task]:
     """Tune, then run every point in a folder of its own under `folder`; the runs, in order.
 
     One process at a time: a second one is refused, in one line, before it has changed anything.
@@ -89,10 +89,10 @@ def play_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch
         UserError: a run failed, or one in the folder has other settings.
     """
     with locked(folder, create=True):
-        return _play_sweep(sweep, folder, jobs or cores(), watch or _Nobody())
+        return _run_sweep(sweep, folder, jobs or cores(), watch or _Nobody())
 
 
-def _play_sweep(sweep: Sweep, folder: Path, jobs: int, watch: Watch) -> list[Task]:
+def _run_sweep(sweep: Sweep, folder: Path, jobs: int, watch: Watch) -> list[Task]:
     points = sweep.points
     tuning: dict[str, list[Task]] = {}
     keys: dict[str, list[str]] = {}
@@ -168,11 +168,11 @@ def _run_all(sweep: Sweep, tasks: Sequence[Task], watch: Watch, title: str, jobs
         # No more than can run: what a pool has queued it starts even after a Ctrl-C.
         while waiting and sum(not future.done() for future in futures.values()) < jobs:
             task = waiting.pop(0)
-            futures[task.folder.name] = pool.submit(play, sweep.base, task.point, str(task.folder))
+            futures[task.folder.name] = pool.submit(run_point, sweep.base, task.point, str(task.folder))
 
     watch.start(title, len(tasks), sum(task.rounds for task in tasks))
     try:
-        with _deaf():  # processes started here inherit it; `play` listens while a run goes on
+        with _deaf():  # processes started here inherit it; `run_point` listens while a run goes on
             feed()
         while not all(future.done() for future in futures.values()):
             time.sleep(0.2)
@@ -227,7 +227,7 @@ def _leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def play(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
+def run_point(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
     """One run of a sweep, in a process of its own; whether it came to its end.
 
     To diverge is an end too: a rate that is too large for one method may be in the grid for another.

@@ -13,13 +13,20 @@ optimizer step is one operation on one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
 
 from tacit.vector.layout import Layout
+
+Vectors = dict[str, Tensor]
+"""Named 1-D tensors: a message, an upload, a client's state or the server's state."""
+_BUFFERS = "buffers"
+"""The reserved name of persistent floating-point buffers (BatchNorm's statistics) among named vectors. Only
+this file knows it: others read, pick out and write.
+"""
 
 
 class Flat:
@@ -54,7 +61,7 @@ class Flat:
         self.buffers = self._bind_buffers()
 
     def _bind_buffers(self) -> Tensor:
-        vector = read_buffers(self.module)
+        vector = _buffer_vector(self.module)
         offset = 0
         for name, buffer in _buffers(self.module):
             owner, _, attribute = name.rpartition(".")
@@ -62,6 +69,16 @@ class Flat:
             self.module.get_submodule(owner)._buffers[attribute] = view
             offset += buffer.numel()
         return vector
+
+    @property
+    def named_buffers(self) -> Vectors:
+        """The live buffers by their reserved name; empty if there are none."""
+        return {_BUFFERS: self.buffers} if self.buffers.numel() else {}
+
+    def load_buffers(self, vectors: Mapping[str, Tensor]) -> None:
+        """Copy the buffers among named vectors into the module's; they must be there if it has any."""
+        for name, live in self.named_buffers.items():
+            live.copy_(vectors[name])
 
     @property
     def shared(self) -> Tensor:
@@ -101,18 +118,30 @@ def frozen_hash(module: nn.Module) -> str | None:
     return digest.hexdigest() if frozen else None
 
 
-def read_buffers(module: nn.Module) -> Tensor:
-    """A copy of a module's persistent floating-point buffers as one float32 vector."""
-    found = [buffer.detach().flatten().float() for _, buffer in _buffers(module)]
-    return torch.cat(found) if found else torch.empty(0)
+def read_buffers(module: nn.Module) -> Vectors:
+    """A copy of a module's buffers, as one float32 vector under their reserved name; empty if it has none."""
+    vector = _buffer_vector(module)
+    return {_BUFFERS: vector} if vector.numel() else {}
 
 
-def write_buffers(module: nn.Module, vector: Tensor) -> None:
-    """Copy a vector into a module's persistent floating-point buffers."""
-    offset = 0
+def buffers_in(vectors: Mapping[str, Tensor]) -> Vectors:
+    """The buffers among named vectors, under their reserved name; empty if there are none."""
+    return {_BUFFERS: vectors[_BUFFERS]} if _BUFFERS in vectors else {}
+
+
+def write_buffers(module: nn.Module, vectors: Mapping[str, Tensor]) -> None:
+    """Copy the buffers among named vectors, if there are any, into a module's."""
+    if _BUFFERS not in vectors:
+        return
+    vector, offset = vectors[_BUFFERS], 0
     for _, buffer in _buffers(module):
         buffer.copy_(vector[offset : offset + buffer.numel()].view(buffer.shape))
         offset += buffer.numel()
+
+
+def _buffer_vector(module: nn.Module) -> Tensor:
+    found = [buffer.detach().flatten().float() for _, buffer in _buffers(module)]
+    return torch.cat(found) if found else torch.empty(0)
 
 
 def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -7,9 +7,7 @@ whether that is tolerated is decided when it is opened.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tacit import system
 from tacit.data import cache
 from tacit.data.speech.features import BANDS
 from tacit.data.speech.records import Heard, SpeechRecords
@@ -80,10 +79,10 @@ def _alone(folder: Path, what: str) -> Iterator[None]:
         ) from None
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            system.lock(lock.fileno(), record=False)
+        except (BlockingIOError, PermissionError):
             with Console(stderr=True).status(f"{what}: another process is at it; waiting"):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                system.lock(lock.fileno(), wait=True, record=False)
         folder.mkdir(exist_ok=True)  # which that process may have removed
         yield
 
@@ -131,7 +130,7 @@ def open_corpus(key: str, on_bad: OnBad) -> tuple[dict[str, SpeechRecords], dict
 
 def _in_threads(jobs: Iterable[Callable[[], int]]) -> Iterator[int]:
     """Results as they come, with no more jobs begun than there are cores to work on them."""
-    workers = len(os.sched_getaffinity(0))
+    workers = system.cores()
     jobs = iter(jobs)
     with ThreadPoolExecutor(workers) as pool:
         running: deque[Future[int]] = deque(pool.submit(job) for job in islice(jobs, workers + 1))

@@ -5,7 +5,7 @@ A tensor's *axes* is a string with one letter for each of its dimensions:
     R   rows belong to records, in order and the same number for each
     E   all rows are equal (zeros, a mask expanded over the batch): may meet the records' axis anywhere
     M   blocks of rows, one block for each record, are equal (a mask of windows repeated over the batch)
-    C   rows are independent coins (the output of `torch.rand`): may become the records' axis
+    C   rows are independent draws (the output of `torch.rand`): may become the records' axis
     P   row j holds the number j, as in `arange(len(x))`: may pick record j's own row and do nothing else
     .   anything else
 

@@ -128,7 +128,7 @@ class Call:
         return self.only("".join(result))
 
     def only(self, axes: str) -> str:
-        """Letters beside R: an E stays, coins and positions have been used."""
+        """Letters beside R: an E stays, draws and positions have been used."""
         if "R" not in axes:
             return axes
         for letter in "MCP":

@@ -59,7 +59,7 @@ def _equal(call: Call) -> str:
     return "E" * call.out.dim()  # type: ignore[no-any-return]
 
 
-def _coins(call: Call) -> str:
+def _draws(call: Call) -> str:
     """Draws: rows independent, or each record's own; not where their chances differ by place."""
     fresh = call.func._schema.is_mutable or call.name.endswith(("_like", "randint_like"))
     given = [t for name, v in call.named.items() for t in tensors_in(v) if not (fresh and name == "self")]
@@ -106,8 +106,8 @@ RULES = table(
     (pointwise, "where masked_fill bernoulli_p polar complex rsub hardswish isfinite isinf isnan nan_to_num"),
     (_equal, "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full"),
     (_equal, "new_empty scalar_tensor fill zero empty_strided new_empty_strided empty_permuted"),
-    (_coins, "rand randn randint rand_like randn_like randint_like bernoulli uniform normal exponential"),
-    (_coins, "random cauchy geometric log_normal poisson"),
+    (_draws, "rand randn randint rand_like randn_like randint_like bernoulli uniform normal exponential"),
+    (_draws, "random cauchy geometric log_normal poisson"),
     (_dropout, "native_dropout"),
     (_prelu, "_prelu_kernel prelu"),
     (_arange, "arange"),

@@ -26,7 +26,7 @@ def _gather(call: Call) -> str:
         for d, letter in enumerate(axes):
             if d != dim and letter == "R" and any(t.shape[d] != tensor.shape[d] for t in (source, *others)):
                 raise call.refuse()
-        # Equal rows that are read at different places stay equal; coins and positions do not.
+        # Equal rows that are read at different places stay equal; draws and positions do not.
         shapes.append(
             (axes[:dim] + "." + axes[dim + 1 :], (*tensor.shape[:dim], 1, *tensor.shape[dim + 1 :]))
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -16,7 +16,7 @@ from tacit.privacy.mechanisms.example import ExampleLevel
 from tacit.privacy.mechanisms.plain import Unprotected
 from tacit.privacy.mechanisms.secure import SecureSum
 from tacit.privacy.metrics import Metrics
-from tacit.privacy.sampling import FixedSize, Poisson
+from tacit.privacy.sampling import FixedSize, OwnSampling, Poisson, Sampling
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     cls.kind: cls
@@ -35,8 +35,9 @@ def plain_mechanism(mechanism: Mechanism) -> dict[str, Any]:
     """A mechanism as plain values for JSON, its kind first."""
     values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
     clip, sampling = mechanism.clip, mechanism.sampling
-    drawn = {"rate": sampling.rate} if isinstance(sampling, Poisson) else {"size": sampling.size}
-    rule = {"bound": clip.bound, "per": clip.per, "mode": clip.mode}
+    drawn = {"own": sampling.name} if isinstance(sampling, OwnSampling) else asdict(sampling)
+    rule: dict[str, Any] = {"bound": clip.bound, "per": clip.per, "mode": clip.mode}
+    rule |= {"weights": clip.weights} if clip.weights else {}
     metrics = None if mechanism.metrics is None else asdict(mechanism.metrics)
     return {"kind": mechanism.kind, **values, "clip": rule, "sampling": drawn, "metrics": metrics}
 
@@ -46,10 +47,11 @@ def read_mechanism(plain: Mapping[str, Any]) -> Mechanism:
     values = dict(plain)
     cls = MECHANISMS[values.pop("kind")]
     drawn = values.pop("sampling")
-    sampling = Poisson(drawn["rate"]) if "rate" in drawn else FixedSize(drawn["size"])
+    kinds: dict[str, Callable[[Any], Sampling]] = {"rate": Poisson, "size": FixedSize, "own": OwnSampling}
+    ((key, value),) = drawn.items()
     metrics = values.pop("metrics", None)
     told = None if metrics is None else Metrics(**metrics)
-    return cls(**values | {"clip": Clip(**values["clip"]), "sampling": sampling, "metrics": told})
+    return cls(**values | {"clip": Clip(**values["clip"]), "sampling": kinds[key](value), "metrics": told})
 
 
 __all__ = [

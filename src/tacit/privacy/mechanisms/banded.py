@@ -4,12 +4,12 @@ Two guarantees, by how cohorts are drawn (`tacit.privacy.mechanisms.correlated` 
 
 - `FixedSize`: clients take turns, nothing is claimed for sampling;
 - `Poisson` (Choquette-Choo et al. 2023, arXiv:2306.08153): clients are in as many groups as the matrix has
-  bands, round t belongs to group t mod bands, and each of its clients joins by a secret coin with probability
+  bands, round t belongs to group t mod bands, and each of its clients joins, in secret, with probability
   `bands` × the rate. A client's participations are `bands` rounds apart, so their columns of C share no row.
   One turn of all groups is for each client one Gaussian query of sensitivity ‖c‖ on which it is there with
   that probability. Everyone pays for it when the turn begins.
 
-A round cut short shares its coin with the rounds after it. Given the coin, what it let out is a Gaussian
+A round cut short shares its sample with the rounds after it. Given the sample, what it let out is a Gaussian
 query of sensitivity c₀ = 1, and (1 − q)·N(0) + q·N(1) against N(0) is post-processing of N(1) against N(0)
 for every q, also one that depends on answers before: so it is charged as a query on everyone, without
 amplification.
@@ -68,7 +68,7 @@ class BandedNoise(Correlated):
 
     @property
     def amplified(self) -> bool:
-        """Whether secret coins are part of the guarantee."""
+        """Whether secret sampling is part of the guarantee."""
         return isinstance(self.sampling, Poisson)
 
     def matrix(self, population: int) -> Matrix:
@@ -87,7 +87,7 @@ class BandedNoise(Correlated):
         if not isinstance(self.sampling, Poisson):
             return group
         bits = self.bits(workload.seed, round, attempt, COHORT)
-        return group[bits.coins(len(group), self.turn().rate)]
+        return group[bits.bernoulli(len(group), self.turn().rate)]
 
     def expected(self, population: int) -> float:
         return self.sampling.expected(population) if self.amplified else super().expected(population)
@@ -133,7 +133,7 @@ class BandedNoise(Correlated):
         seen = Observer(
             "whoever sees every released model, but not who took part",
             epsilon,
-            "The server's coins stay secret; which group a client is in is public.",
+            "Who is sampled stays secret; which group a client is in is public.",
         )
         sampling = (
             f"Sampling: {population:,} clients in {self.bands} groups, by a public draw; each round takes "

@@ -35,7 +35,7 @@ class BltNoise(Correlated):
         super().__post_init__()
         if not isinstance(self.sampling, FixedSize):
             raise UserError(
-                "cohort.sampling: blt takes clients in turn and claims nothing for secret coins; leave it "
+                "cohort.sampling: blt takes clients in turn and claims nothing for secret sampling; leave it "
                 "out, or use mechanism: banded, which has a version with Poisson cohorts"
             )
         if not 1 <= self.buffers <= 6:

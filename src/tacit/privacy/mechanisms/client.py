@@ -43,8 +43,9 @@ from tacit.privacy.mechanisms.base import (
     Unit,
     Workload,
 )
+from tacit.privacy.mechanisms.plain import repeatable_cohort
 from tacit.privacy.metrics import Seen
-from tacit.privacy.sampling import Poisson
+from tacit.privacy.sampling import FixedSize, OwnSampling
 from tacit.privacy.shares import LEAST_SHARE, lengthened
 from tacit.privacy.steps import round_event
 from tacit.privacy.totals import Profile
@@ -65,9 +66,17 @@ class ClientLevel(Mechanism):
     unit: ClassVar[Unit] = "client"
     kind: ClassVar[str] = "client"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clients_release and isinstance(self.sampling, OwnSampling):
+            raise UserError(
+                "sampling: a scheme of one's own goes with noise that the server makes; leave out "
+                "privacy.noise_at and privacy.aggregation, or sampling="
+            )
+
     @property
     def relation(self) -> Relation:
-        return "add-remove" if isinstance(self.sampling, Poisson) else "replace-one"
+        return "replace-one" if isinstance(self.sampling, FixedSize) else "add-remove"
 
     @property
     def clients_release(self) -> bool:
@@ -79,6 +88,8 @@ class ClientLevel(Mechanism):
         return self.noise > 0
 
     def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
+        if isinstance(self.sampling, OwnSampling):
+            return repeatable_cohort(self.sampling, workload.population, workload.seed, round)
         return self.sampling.draw(self.bits(workload.seed, round, attempt, COHORT), workload.population)
 
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
@@ -179,10 +190,8 @@ class ClientLevel(Mechanism):
         return self._loose_delta(workload.population, "clients")
 
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
-        if isinstance(self.sampling, Poisson):
-            sampled = f"each of {population:,} clients with probability {self.sampling.rate:g}, every round"
-        else:
-            sampled = f"{self.sampling.size:,} of {population:,} clients, without replacement, every round"
+        own = isinstance(self.sampling, OwnSampling)
+        neighbours = "; nothing is claimed for it. Neighbours: what a client sent, or zeros in its place"
         maker = "the server"
         if self.noise_at == "clients":
             maker = (
@@ -196,8 +205,8 @@ class ClientLevel(Mechanism):
         if self.noise_at == "clients":
             covered.append("how many clients are in a cohort: each is told, to size its share of the noise")
         return Description(
-            sampling=f"Sampling: {sampled}.",
-            clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self._how_clipped}.",
+            sampling=f"Sampling: {self._cohort(population)}{neighbours if own else ''}.",
+            clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self.clip.how}.",
             noise=(
                 f"Noise: a rounded Gaussian on whole numbers, {self.sum_noise:g} × the clipping norm on each "
                 f"sum, made by {maker}, from {self._source}. The accountant's ε is that of the released "
@@ -240,18 +249,15 @@ class ClientLevel(Mechanism):
         )
         return Observer("whoever watches the network, and sees every released model", epsilon, why)
 
-    @property
-    def _how_clipped(self) -> str:
-        return {"global": "over everything", "uniform": "per layer, C/√H each", "dim": "per layer, by size"}[
-            self.clip.per
-        ]
-
     def _observers(self, epsilon: float) -> tuple[Observer, ...]:
         models = Observer(
             "whoever sees every released model, but not who took part",
             epsilon,
-            "The server's coins stay secret.",
+            "Who is sampled stays secret.",
         )
+        if isinstance(self.sampling, OwnSampling):
+            who = "whoever sees every released model, and who took part when"
+            models = Observer(who, epsilon, "Nothing about sampling is secret.")
         if self.noise_at == "server":
             return models, Observer(
                 "the server", None, "It sees uploads before the noise and must be trusted."

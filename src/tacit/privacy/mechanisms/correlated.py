@@ -2,7 +2,7 @@
 
 Unit: one client with all its uploads, there or not there (all of them zero; how many clients there are is
 public). Clients are divided into b groups, by a public draw, and round t takes the clients of group t mod b:
-a client's participations are b rounds apart, which a fleet can keep without anybody tossing secret coins.
+a client's participations are b rounds apart, which a fleet can keep without secret sampling.
 Nothing is claimed for sampling. The matrix, its sensitivity and its error: `tacit.privacy.matrices`.
 
 Exact on whole numbers
@@ -28,7 +28,7 @@ every history, Δ_t = μ_t(x) − μ_t(x′), then the privacy loss Σ⟨g_t, Δ
 law, since Σ⟨g_t, u_t⟩ with u_t known before g_t and Σ‖u_t‖² padded to the constant S² is N(0, S²σ²): its
 characteristic function is a product of conditional ones.
 
-A round that is played again after a crash gets fresh z and the saved n of the rounds before it. What the
+A round that is repeated after a crash gets fresh z and the saved n of the rounds before it. What the
 interrupted round let out is one more row of a query, as long as the longest row there is, and is charged so.
 
 The noise of earlier rounds is secret for ever: it is in the run's checkpoints, which must not be shown.
@@ -56,7 +56,7 @@ from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.matrices import PRECISION, Floats, Matrix, largest_row, row_squares
 from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, State, Workload
 from tacit.privacy.mechanisms.client import ClientLevel
-from tacit.privacy.sampling import FixedSize
+from tacit.privacy.sampling import FixedSize, OwnSampling
 from tacit.privacy.totals import Profile
 from tacit.vector import Vectors
 
@@ -78,6 +78,11 @@ class Correlated(ClientLevel):
             raise UserError(
                 "privacy.noise_at: correlated noise is remembered from round to round, which only the "
                 "server can; leave it out"
+            )
+        if isinstance(self.sampling, OwnSampling):
+            raise UserError(
+                "sampling: correlated noise is made for clients that take part at known distances; leave "
+                "privacy.mechanism out, or sampling="
             )
         if self.rounds < 1:
             raise UserError(f"correlated noise over {self.rounds} rounds: choose at least 1")
@@ -112,9 +117,14 @@ class Correlated(ClientLevel):
 
     # --- what it costs ----------------------------------------------------------------------------------
 
+    def whole(self, workload: Workload) -> Part:
+        """What all rounds of the run cost a client that is never asked before its turn."""
+        ((event, _),) = self.planned(workload, self.rounds, self.noise)[0].items()
+        return Part(event)
+
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
         """What this round adds to the squared sensitivity of all before it, nothing if that is nothing (with
-        fewer bands than groups); of a round that is played again, all that a row can be.
+        fewer bands than groups); of a round that is repeated, all that a row can be.
         """
         if round >= self.rounds:
             raise UserError(f"the matrix of the correlated noise was made for {self.rounds} rounds, not more")
@@ -225,6 +235,16 @@ class Correlated(ClientLevel):
             )
 
     # --- what a person is told --------------------------------------------------------------------------
+
+    def seen_header(self, data: str) -> None:
+        """Nothing is counted on sampling, so whoever knows who took part learns no more."""
+        return
+
+    def seen_by_server(self, round: int, cohort: Ids) -> None:
+        return
+
+    def against_server(self, epsilon: float | None) -> None:
+        return
 
     def without_metrics(self) -> Self:
         return replace(self, metrics=None)

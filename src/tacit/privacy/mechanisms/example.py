@@ -66,7 +66,6 @@ from tacit.privacy.mechanisms.base import (
     Workload,
 )
 from tacit.privacy.mechanisms.plain import repeatable_cohort, weighted_mean
-from tacit.privacy.sampling import Poisson
 from tacit.privacy.steps import batch_sampling, step_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
@@ -120,12 +119,12 @@ class ExampleLevel(Mechanism):
         return Part(self._step(smallest, workload, self.noise), workload.steps(largest))
 
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
-        plays = np.zeros(workload.population, np.int64)
+        times = np.zeros(workload.population, np.int64)
         for round in range(rounds):
-            plays[self.sample(round, 0, workload)] += 1
+            times[self.sample(round, 0, workload)] += 1
         totals = {
-            (self._step(records, workload, noise), played * workload.steps(records))
-            for played, records in {(int(p), int(n)) for p, n in zip(plays, workload.sizes, strict=True) if p}
+            (self._step(records, workload, noise), often * workload.steps(records))
+            for often, records in {(int(p), int(n)) for p, n in zip(times, workload.sizes, strict=True) if p}
         }
         return [
             {event: steps}
@@ -243,17 +242,12 @@ class ExampleLevel(Mechanism):
         steps = ", ".join(
             f"{count:,} steps at rate {getattr(event, 'rate', 1.0):.3g}" for event, count in worst
         )
-        if isinstance(self.sampling, Poisson):
-            cohort = f"each of {population:,} clients with probability {self.sampling.rate:g}, every round"
-        else:
-            cohort = f"{self.sampling.size:,} of {population:,} clients, every round"
-        per = {"global": "over everything", "uniform": "per layer, C/√H each", "dim": "per layer, by size"}
         return Description(
             sampling=(
                 f"Sampling: Poisson batches inside each client; worst client: {steps or 'none yet'} "
-                f"(cohort: {cohort})."
+                f"(cohort: {self._cohort(population)})."
             ),
-            clipping=f"Clipping: a record's gradient to norm {self.clip.bound:g}, {per[self.clip.per]}.",
+            clipping=f"Clipping: a record's gradient to norm {self.clip.bound:g}, {self.clip.how}.",
             noise=(
                 f"Noise: a rounded Gaussian on whole numbers, {self.noise:g} × the sensitivity of every sum "
                 f"of a batch's gradients, made by each client, from {self._source}. The sensitivity is the "

@@ -45,7 +45,7 @@ class Unprotected:
 
 def repeatable_cohort(sampling: Sampling, population: int, seed: int, round: int) -> Ids:
     """A round's cohort where it is no part of a guarantee: a function of the seed."""
-    return sampling.repeatable(randomness.generator(seed, "cohort", round), population)
+    return sampling.repeatable(randomness.generator(seed, "cohort", round), population, round)
 
 
 def weighted_mean(total: Vectors, arrivals: Arrivals) -> Vectors | None:

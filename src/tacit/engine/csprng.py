@@ -1,12 +1,12 @@
-"""The model's own dice under a guarantee for examples: dropout masks and their like, from the cipher.
+"""A CSPRNG for the model's own randomness (dropout masks and their like) under a guarantee for examples.
 
 Masks are drawn for a whole batch at once, so a record more or less moves the masks of those after it. That
-is covered if masks are coins like any other, independent and unknown: the sum with the record and the sum
+is covered if masks are independent and unknown, like the sampling: the sum with the record and the sum
 without it can then be coupled so that they differ in its clipped gradient alone. It is not covered if masks
 can be predicted, or if few of them are possible. torch's generators offer less than that: the Mersenne
 Twister is linear, and on some processors a mask is made from a seed of 31 bits.
 
-`cipher_coins` therefore takes the place of torch's kernels for `bernoulli_` (dropout, stochastic depth),
+`csprng` therefore takes the place of torch's kernels for `bernoulli_` (dropout, stochastic depth),
 `uniform_`, `normal_` and `exponential_` on the CPU, and all that is built on them. Each call draws a nonce of
 252 bits from torch's generator, and its numbers are the stream of AES-256 in counter mode under the key
 SHA-256(secret, nonce). Whoever saves torch's random state and sets it again gets the same numbers again, as
@@ -17,7 +17,7 @@ that*: the rarer `randint`, `randperm` and `multinomial`, which draw from the Tw
 state (19,937 bits) is filled from the cipher before every step; and accelerators, whose counter-based
 generators get a secret seed of 63 bits.
 
->>> with cipher_coins():
+>>> with csprng():
 ...     state = torch.get_rng_state()
 ...     first = torch.dropout(torch.ones(1000), 0.5, train=True)
 ...     torch.set_rng_state(state)
@@ -55,7 +55,7 @@ _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat
 
 
 @contextmanager
-def cipher_coins() -> Iterator[None]:
+def csprng() -> Iterator[None]:
     """While it lasts, random numbers of this process's CPU are the cipher's; see the module.
 
     Python's own generator and NumPy's global one are seeded by the operating system meanwhile: whoever had
@@ -82,7 +82,7 @@ def refresh_generator() -> None:
     """Fill the whole state of torch's CPU generator with bits that nobody can guess.
 
     Layout (5056 bytes): the seed (8), words left (4), seeded (4), next word (8), 624 words of 8 bytes with
-    32 bits each, then cached normals. "One left" makes the generator stir the new words before using them.
+    32 bits each, then cached normals. "One left" makes the generator mix the new words before using them.
     """
     state = np.zeros(5056, dtype=np.uint8)
     state[8:16] = np.array([1, 1], dtype=np.int32).view(np.uint8)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tacit
-from tacit.engine.coins import SecretPlaces, cipher_coins, refresh_generator
+from tacit.engine.csprng import SecretPlaces, csprng, refresh_generator
 
 N = 40_000
 ALARM = 1e-7
@@ -33,10 +33,10 @@ def seeded() -> dict[str, Tensor]:
 
 def test_a_seed_that_everybody_knows_tells_nothing() -> None:
     plain = seeded()
-    with cipher_coins():
+    with csprng():
         first = seeded()
         again = seeded()
-    with cipher_coins():
+    with csprng():
         other = seeded()
     for name, values in seeded().items():
         assert torch.equal(values, plain[name])  # torch's own kernels are back
@@ -45,7 +45,7 @@ def test_a_seed_that_everybody_knows_tells_nothing() -> None:
 
 
 def test_distributions() -> None:
-    with cipher_coins():
+    with csprng():
         refresh_generator()
         drawn = seeded()
         p = 2.0**-6
@@ -66,7 +66,7 @@ def test_distributions() -> None:
 
 def test_masks_of_records_calls_and_steps_are_independent() -> None:
     """Correlations of masks' rows, of calls in a row, and of steps: |r| < 6/√n, 2e-9 each."""
-    with cipher_coins():
+    with csprng():
         masks = []
         for _ in range(2):
             refresh_generator()
@@ -80,7 +80,7 @@ def test_vmap_attention_and_strides_draw_from_the_cipher_too() -> None:
     def masked(x: Tensor) -> Tensor:
         return functional.dropout(x, 0.5)
 
-    with cipher_coins():
+    with csprng():
         torch.manual_seed(0)
         rows = torch.func.vmap(masked, randomness="different")(torch.ones(3, 999))
         query = torch.eye(64).view(1, 1, 64, 64)
@@ -105,7 +105,7 @@ def test_seeds_of_the_users_own_are_left_as_they_were() -> None:
     expected = random.random(), np.random.rand()  # noqa: NPY002
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002
-    with cipher_coins():
+    with csprng():
         inside = random.random(), np.random.rand()  # noqa: NPY002
     assert (random.random(), np.random.rand()) == expected != inside  # noqa: NPY002
 
@@ -116,9 +116,9 @@ def test_a_private_run_draws_masks_from_the_cipher_and_others_do_not(config, dat
 
     def watched():
         entered.append(True)
-        return cipher_coins()
+        return csprng()
 
-    monkeypatch.setattr("tacit.engine.worker.cipher_coins", watched)
+    monkeypatch.setattr("tacit.engine.worker.csprng", watched)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 4))
     example = {"unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
     for name, privacy, secret in (
