@@ -270,7 +270,7 @@ def resume(
         changed = {} if rounds is None else {"rounds": rounds}
         changed |= _refuse_other_changes(overrides or {})
         recorded = _config(folder, {"rounds": changed["rounds"]} if "rounds" in changed else {})
-        config = _on(_config(folder, changed), device)
+        config = _on(_config(folder, changed), device, server=True)
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         refuse_others(folder, given | {"optimizer": optimizer, "sampling": sampling})
         trackers = [*watching(trackers, progress), *trackers]
@@ -704,15 +704,18 @@ def _saved(config: Config, result: Result) -> Result:
     return result
 
 
-def _on(config: Config, device: str | Sequence[str] | None) -> Config:
-    """The config with another `engine.device`."""
+def _on(config: Config, device: str | Sequence[str] | None, server: bool = False) -> Config:
+    """The config with another `engine.device`; if asked, its server moves from an accelerator, too."""
     if device is None:
         return config
     if not isinstance(config.engine, DeviceSettings):
         raise UserError("engine.device: this kind of engine has no device to choose; leave it out")
     wanted = device if isinstance(device, str) else tuple(device)
-    devices(wanted)
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"device": wanted})})
+    first = devices(wanted)[0]
+    changed: dict[str, Any] = {"engine": config.engine.model_copy(update={"device": wanted})}
+    if server and config.server.device != "cpu":
+        changed["server"] = config.server.model_copy(update={"device": first})
+    return config.model_copy(update=changed)
 
 
 def _federation(

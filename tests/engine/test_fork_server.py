@@ -19,7 +19,7 @@ import torch
 from conftest import blobs
 from tacit.algorithms import Algorithm
 from tacit.config.build import build_job
-from tacit.engine import Order, Pool, Visit, fork_server
+from tacit.engine import Order, Participant, Pool, fork_server
 from tacit.engine.device import Compute
 from tacit.vector import read_values
 
@@ -55,7 +55,7 @@ class Workers:
             file.unlink()
         deadline = time.monotonic() + 60
         while len(found := list(self.folder.glob("worker-*"))) < self.number and time.monotonic() < deadline:
-            self.pool.sum(Order(0, 0.1, 1), self.message, [Visit(client) for client in range(12)])
+            self.pool.sum(Order(0, 0.1, 1), self.message, [Participant(client) for client in range(12)])
         return [json.loads(file.read_text()) for file in found]
 
 

@@ -33,6 +33,7 @@ from tacit.deploy import FlowerSettings, Looks, Roster
 from tacit.deploy import Owners as OwnersPopulation
 from tacit.deploy.states import RemoteStates
 from tacit.engine import ClientStates, DirectoryStates, EngineSettings, Job, Local
+from tacit.engine.device import devices
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
 from tacit.errors import UserError
@@ -286,7 +287,7 @@ def build_local(config: Config, dataset: Dataset) -> Local:
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
     """Settings that the algorithm would ignore, or that it cannot work with."""
-    if algorithm.own_server_rule and config.server != Server():
+    if algorithm.own_server_rule and config.server != Server(device=config.server.device):
         raise UserError(
             f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
         )
@@ -374,6 +375,7 @@ def build_settings(
         lr=config.local.lr,
         lr_schedule=config.local.schedule.over(config.rounds),
         server_optimizer=config.server.optimizer if optimizer is None else optimizer,
+        server_device=devices(config.server.device, "server.device")[0],
         server_lr=config.server.lr,
         server_schedule=config.server.schedule.over(config.rounds),
         server_options=config.server.options,

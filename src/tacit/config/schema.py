@@ -30,6 +30,7 @@ from tacit.data.augment import Augment
 from tacit.data.dataset import Normalise
 from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
+from tacit.engine.device import Device
 from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
@@ -305,6 +306,8 @@ class Server(BaseModel):
     lr: PositiveFloat = 1.0
     """Step size; with plain SGD, 1 is FedAvg."""
     schedule: AnySchedule = Constant()
+    device: Device = "cpu"
+    """Where the algorithm's state lives and its server step is computed; noise and files are the host's."""
 
     @property
     def options(self) -> dict[str, Any]:

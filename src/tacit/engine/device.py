@@ -76,8 +76,8 @@ class DeviceSettings(Section):
         return found[0]
 
 
-def devices(wanted: str | Sequence[str]) -> list[str]:
-    """Devices by the names that torch has for them.
+def devices(wanted: str | Sequence[str], key: str = "engine.device") -> list[str]:
+    """Devices by the names that torch has for them; `key` is where a person has named them.
 
     >>> devices("cpu")
     ['cpu']
@@ -89,13 +89,13 @@ def devices(wanted: str | Sequence[str]) -> list[str]:
         return ["cpu"]
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     if not names:
-        raise UserError("engine.device: an empty list; name a device, or say auto")
+        raise UserError(f"{key}: an empty list; name a device, or say auto")
     for name in names:
         kind, _, index = name.partition(":")
         if kind != "cpu" and int(index or 0) >= _number(kind):
             here = [k for k in KINDS if _number(k)]
             raise UserError(
-                f"engine.device: torch sees no {name} on this machine, but {', '.join(['cpu', *here])}; use "
+                f"{key}: torch sees no {name} on this machine, but {', '.join(['cpu', *here])}; use "
                 "one of those, or auto"
             )
     return names

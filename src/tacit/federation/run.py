@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from tacit.engine import Engine, Job, Participant
+from tacit.engine.device import HOST
 from tacit.engine.secure import Secured
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
@@ -245,7 +246,7 @@ class Federation:
             "remarks": spending.remarks,
             **server.facts(),
         }
-        return Checkpoint(server.round, server.vectors(), facts)
+        return Checkpoint(server.round, HOST.host(server.vectors()), facts)
 
     def _restore(self) -> list[str]:
         """Go on from the newest sound checkpoint, if there is one; what should be told about it."""
