@@ -8,14 +8,13 @@ if TYPE_CHECKING:
     from tacit.federation.result import Result
     from tacit.federation.run import Federation
     from tacit.federation.server import Settings
-    from tacit.federation.tracking import Record, TensorBoard, Tracker, read_metrics
+    from tacit.federation.tracking import Record, Tracker, read_metrics
 
 __all__ = [
     "Federation",
     "Record",
     "Result",
     "Settings",
-    "TensorBoard",
     "Tracker",
     "read_metrics",
 ]
@@ -26,6 +25,6 @@ __getattr__, __dir__ = lazily(
         "tacit.federation.result": "Result",
         "tacit.federation.run": "Federation",
         "tacit.federation.server": "Settings",
-        "tacit.federation.tracking": "Record TensorBoard Tracker read_metrics",
+        "tacit.federation.tracking": "Record Tracker read_metrics",
     },
 )
