@@ -40,12 +40,13 @@ from tacit.config.methods import build_algorithm
 from tacit.config.records import named_tokenizer
 from tacit.config.sweep import load_one
 from tacit.data import Dataset, Tokenizer, own
+from tacit.data.describe import client_names
 from tacit.data.identity import Identity, identify
 from tacit.engine import EngineSettings, Job
 from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, Settings, Tracker
-from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
+from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE, load_model
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
 from tacit.federation.fitting import refuse_mismatch, refuse_odd
@@ -93,8 +94,10 @@ MAY_CHANGE = (
     "evaluate.patience",
 )
 """What a resume may set otherwise: how long, and how it is computed, tested and saved."""
-LABELS = "labels.json"
-"""What the classes are called."""
+
+
+FIRST_FILES = {CONFIG, LINEAGE, LABELS, CLIENTS, OBJECTS}
+"""What is written before a run begins."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -184,6 +187,9 @@ def run(
             write_passed(folder, passed)
             if dataset.label_names:
                 write_atomically(folder / LABELS, json.dumps(dataset.label_names, ensure_ascii=False) + "\n")
+            natural = config.privacy is None and config.data.partition.kind == "natural"
+            if natural and (names := client_names(job.population)) is not None:
+                write_atomically(folder / CLIENTS, json.dumps(names, ensure_ascii=False) + "\n")
             write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -513,9 +519,9 @@ def _nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        begun = {file.name for file in folder.iterdir()} - before - {CONFIG, LINEAGE, LABELS, OBJECTS}
+        begun = {file.name for file in folder.iterdir()} - before - FIRST_FILES
         if not begun:
-            for name in {CONFIG, LINEAGE, LABELS, OBJECTS} - before:
+            for name in FIRST_FILES - before:
                 (folder / name).unlink(missing_ok=True)
         raise
 
