@@ -49,7 +49,7 @@ from tacit.federation import Federation, Result, Settings, Tracker
 from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE, load_model
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
-from tacit.federation.fitting import refuse_mismatch, refuse_odd
+from tacit.federation.fitting import refuse_mismatch, refuse_odd, refuse_other_task
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
 from tacit.federation.passed import (
@@ -158,6 +158,7 @@ def run(
         trackers: objects that hear of every round; one that fails is left out and never ends the run.
         progress: show a bar; by default in terminals and notebooks.
     """
+    _refuse_other_kinds(config, model, dataset, engine)
     folder = Path(folder) if folder is not None else new_folder(config.name)
     with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
         config = _on(config, device)
@@ -175,6 +176,8 @@ def run(
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         dataset = dataset or build_dataset(config)
+        if task is None:
+            refuse_other_task(dataset, config.task.name if config.task is not None else dataset.task)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
@@ -242,6 +245,19 @@ def resume(
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         return _saved(config, federation.run())
+
+
+def _refuse_other_kinds(config: Any, model: Any, dataset: Any, engine: Any) -> None:
+    """What was passed in must be what it is passed as; of classes `describe` has a word of its own."""
+    for name, value, wanted, advice in (
+        ("config", config, Config, "tacit.load(…) makes one of a file or a mapping"),
+        ("model", model, nn.Module, "give a torch module, or name one in the config"),
+        ("dataset", dataset, Dataset, "tacit.dataset(…) makes one of tables, arrays and lists"),
+    ):
+        if not isinstance(value, type | wanted) and not (value is None and name != "config"):
+            raise UserError(f"{name}: this is a {type(value).__name__}; {advice}")
+    if engine is not None and not hasattr(engine, "open"):
+        raise UserError(f"engine: {engine!r} is no engine; give tacit.engine.PoolSettings(workers=4) or such")
 
 
 def _refuse_other_changes(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
