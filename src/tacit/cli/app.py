@@ -330,11 +330,11 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
     from tacit.cli.compare import comparison
     from tacit.cli.sweep import Bar
     from tacit.report.compare import find_runs, rows, to_json
-    from tacit.sweeps import play_sweep
+    from tacit.sweeps import run_sweep
 
     console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {escape(str(folder))}")
     try:
-        for task in play_sweep(sweep, folder, jobs, Bar(console)):
+        for task in run_sweep(sweep, folder, jobs, Bar(console)):
             if task.diverged():
                 console.print(f"diverged: {escape(task.folder.name)}; its rounds so far are in the table")
     except KeyboardInterrupt:

@@ -451,6 +451,11 @@ def build_privacy(
             "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
             "level each client noises its own gradients: leave them out, or set unit: client"
         )
+    if section.unit == "example" and config.model.frozen == "4bit":
+        raise UserError(
+            "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to "
+            "keep records apart; set it to bf16, or privacy.unit to client"
+        )
     if section.unit == "client" and isinstance(population, OwnersPopulation):
         options["deployed"] = True
     metrics = section.metrics

@@ -118,7 +118,9 @@ class Federation:
         cohort, privacy = math.ceil(self.mechanism.expected(len(self.job.population))), self.job.privacy
         engine = self.settings.engine.open(self.job, self.server.message(), cohort, self._charge_again)
         self._hear(engine)
-        return Secured(engine, self.job, privacy) if isinstance(privacy, SecureSum) else engine
+        if isinstance(privacy, SecureSum) and not getattr(engine, "masks", False):
+            return Secured(engine, self.job, privacy)
+        return engine
 
     def _hear(self, engine: Engine) -> None:
         """What an engine may have to say: for the start, for each round's record, and for the statement,

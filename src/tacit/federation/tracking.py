@@ -30,15 +30,30 @@ class Tracker(Protocol):
     """
 
     def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
-        """The run begins (or goes on) at `round` of `rounds`."""
+        """The run begins, or goes on.
+
+        Args:
+            round: rounds that are done already.
+            rounds: rounds in all.
+            facts: plain values: `parameters` (trained), `frozen`, `clients`, and `notes` for a person.
+        """
         return
 
     def clients(self, done: int, cohort: int) -> None:
-        """So many of the round's clients are done."""
+        """Some of the round's clients are done. Not called where even the cohort's size is private.
+
+        Args:
+            done: so many clients.
+            cohort: of so many.
+        """
         return
 
     def round(self, record: Record) -> None:
-        """A round has ended."""
+        """A round has ended.
+
+        Args:
+            record: its metrics as plain values by name; the tracker's own copy.
+        """
         return
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ tacit.errors.UserError: model.config: a vit has no 'hiden_size'; did you mean 'h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -31,6 +31,7 @@ from torch import nn
 
 from tacit.errors import UserError
 from tacit.models.weights import locate
+from tacit.vector.layout import output_layers
 
 Shape = tuple[int, ...]
 
@@ -64,7 +65,9 @@ def from_hub(
         with _quiet(transformers):
             return _checked(auto.from_config(config, dtype=torch.float32))
     if frozen == "4bit":
-        given |= _four_bits(transformers)
+        with torch.device("meta"), _quiet(transformers):
+            heads = output_layers(auto.from_config(config))
+        given |= _four_bits(transformers, heads)
     with _quiet(transformers):
         try:
             model, report = auto.from_pretrained(
@@ -122,18 +125,21 @@ def from_config(
         raise UserError(f"model.config: no {kind} can be built from it ({first_line(error)})") from None
 
 
-def _four_bits(transformers: Any) -> dict[str, Any]:
-    """What has a model's matrices kept in 4 bits (NF4; Dettmers et al., 2023, arXiv:2305.14314)."""
+def _four_bits(transformers: Any, heads: Sequence[str]) -> dict[str, Any]:
+    """What keeps all matrices but the output layers' in 4 bits (NF4; Dettmers et al., arXiv:2305.14314)."""
     if find_spec("bitsandbytes") is None:
         raise UserError(
             "model.frozen: 4bit needs bitsandbytes; `pip install bitsandbytes`, or set model.frozen to bf16"
         )
-    if not torch.cuda.is_available():
-        raise UserError("model.frozen: 4bit needs a CUDA device, and torch sees none; set it to bf16")
     quantised = transformers.BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=list(heads),
     )
-    return {"quantization_config": quantised, "device_map": {"": torch.cuda.current_device()}}
+    # Packed where it will be used: a GPU's layout is not a processor's.
+    place = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    return {"quantization_config": quantised, "device_map": {"": place}}
 
 
 def library() -> Any:
