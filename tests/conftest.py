@@ -23,9 +23,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Before anything is computed here: the process whose forks will have the pretended device."""
     items = [item for item in session.items if "accel" in item.path.name]
     if items:
-        from device_process import DeviceProcess
+        from elsewhere import Elsewhere
 
-        session.config.stash[DEVICE] = DeviceProcess(session, items)
+        session.config.stash[DEVICE] = Elsewhere(session, items)
 
 
 @pytest.hookimpl(tryfirst=True)

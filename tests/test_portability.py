@@ -1,6 +1,6 @@
 """Windows imports, plans and runs in one process, and says in a line what it has not; macOS does all of it.
 
-Neither is at hand: a process that has lost what they lack stands in for them (`support/elsewhere.py`).
+Neither is at hand: a process that has lost what they lack stands in for them (`support/systems.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def script(body: str, folder: Path, *path: Path) -> list[str]:
 def test_windows_imports_plans_and_runs_in_one_process(tmp_path: Path) -> None:
     before = "import asyncio, multiprocessing.connection, subprocess, typer, rich.progress, torch, pydantic\n"
     before += "import safetensors.torch, dp_accounting.pld, dp_accounting.rdp, cryptography.fernet\n"
-    before += "import elsewhere; elsewhere.windows()\n"
+    before += "import systems; systems.windows()\n"
     after = """
     result = tacit.run(tacit.load(sections), "run", dataset=data, progress=False)
     tacit.resume("run", dataset=data, rounds=3, progress=False)
@@ -75,7 +75,7 @@ def test_macos_runs_with_worker_processes(tmp_path: Path) -> None:
     """The same model as here, by workers that have lost the same things."""
     here = tmp_path / "site"
     here.mkdir()
-    (here / "sitecustomize.py").write_text("import elsewhere\nelsewhere.macos()\n")
+    (here / "sitecustomize.py").write_text("import systems\nsystems.macos()\n")
     after = """
     for folder, engine in (("one", {"workers": 0}), ("two", {"kind": "pool", "workers": 1})):
         config = tacit.load(sections | {"engine": engine})

@@ -2,7 +2,7 @@
 
     import tacit
 
-    config = tacit.load("recipes/quickstart.yaml", {"rounds": 10})
+    config = tacit.load("quickstart.yaml", {"rounds": 10})
     result = tacit.run(config)
     print(result.last("accuracy"), result.path)
 
@@ -16,8 +16,8 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from tacit.data.identity import Identity, identify
 from tacit.engine import EngineSettings, Job
 from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
-from tacit.federation import Federation, Result, Settings, TensorBoard, Tracker
+from tacit.federation import Federation, Result, Settings, Tracker
 from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
@@ -52,6 +52,7 @@ from tacit.federation.fitting import refuse_mismatch, refuse_odd
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
 from tacit.federation.passed import (
+    OBJECTS,
     describe,
     mark,
     own_copy,
@@ -63,6 +64,7 @@ from tacit.federation.passed import (
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
+from tacit.federation.trackers import open_tracker
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
@@ -81,12 +83,33 @@ from tacit.tasks import Task
 
 RUNS = Path("runs")
 """Where runs go unless told otherwise."""
+MAY_CHANGE = (
+    "rounds",
+    "engine",
+    "trackers",
+    "checkpoint",
+    "evaluate.every",
+    "evaluate.batch",
+    "evaluate.patience",
+)
+"""What a resume may set otherwise: how long, and how it is computed, tested and saved."""
 LABELS = "labels.json"
 """What the classes are called."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
-    """A checked config from a YAML file or a mapping, with dotted overrides such as {"local.lr": 0.1}."""
+    """A checked config.
+
+    Args:
+        source: a YAML file, or a mapping of the same keys.
+        overrides: dotted keys and their values, such as {"local.lr": 0.1}.
+
+    Returns:
+        The config, every default filled in.
+
+    Raises:
+        UserError: a key or a value is wrong; it names the file, the line and the key.
+    """
     return configs.load(source, overrides)
 
 
@@ -96,9 +119,17 @@ def dataset(source: Any, *, tokenizer: str | Tokenizer | None = None, **columns:
         data = tacit.dataset(frame, text="review", label="stars", user="customer", tokenizer="bytes")
         tacit.run(config, dataset=data)
 
-    `source` is a pandas or polars DataFrame, a Hugging Face `datasets` object, a torch `Dataset`, a pair of
-    arrays (x, y), a list of rows or a dict of columns. `tokenizer` is `bytes`, a folder, a name on the hub,
-    or an object.
+    Args:
+        source: a pandas or polars DataFrame, a Hugging Face `datasets` object, a torch `Dataset`, a pair of
+            arrays (x, y), a list of rows or a dict of columns.
+        tokenizer: `bytes`, a folder, a name on the hub, or an object.
+        columns: which columns are what (`text`, `label`, `user`, …), and further options.
+
+    Returns:
+        What `tacit.run(dataset=…)` takes.
+
+    Raises:
+        UserError: a column is missing, or holds what cannot be trained on.
     """
     if isinstance(tokenizer, str):
         tokenizer = named_tokenizer(tokenizer, False, columns.get("max_length", 128))
@@ -120,11 +151,15 @@ def run(
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
 ) -> Result:
-    """Train. The run is saved in `folder` (a new one under runs/ by default), which must not hold a run.
+    """Train. The run is saved in a folder of its own, from which it can be resumed.
+
+    Guarantee: that of the config's `privacy` section, of everything that is released; what it is, against
+    whom, and what it does not cover is `tacit.statement(folder)`, a replay of the ledger. Without such a
+    section nothing is claimed.
 
     Args:
         config: what to do, from `load`.
-        folder: where the run is saved.
+        folder: where the run is saved, a new one under runs/ by default; it must not hold a run.
         model: a module of one's own. A copy of it is trained, `result.model`; the object stays as it is. One
             that a run has trained brings along what that run has cost, as `model.start` does.
         dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
@@ -142,12 +177,18 @@ def run(
             xpu, or a list, one worker for each.
         trackers: objects that hear of every round; one that fails is left out and never ends the run.
         progress: show a bar; by default in terminals and notebooks.
+
+    Returns:
+        The trained model and every round's metrics.
+
+    Raises:
+        UserError: something cannot be done as asked; what is unsound is refused before anything is charged.
     """
     folder = Path(folder) if folder is not None else new_folder(config.name)
-    config = _on(config, device)
-    if dataset is not None and not isinstance(dataset, type):
-        refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
-    with locked(folder, create=True):
+    with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
+        config = _on(config, device)
+        if dataset is not None and not isinstance(dataset, type):
+            refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
         if (folder / CONFIG).exists():
             raise UserError(
                 f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
@@ -192,20 +233,44 @@ def resume(
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
     rounds: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Result:
     """Go on with a run from its newest sound checkpoint.
 
-    Objects given to `run` must be given again, and others are refused: a run is one experiment to its end.
-    `rounds`: go on to this round instead of the one that the run was started with. That is the one setting
-    that may change; it also moves the end of schedules that are made for the whole run. Where it computes
-    (`engine`, `device`) may change too: checkpoints are the host's.
+    Objects given to `run` must be given again, and others are refused: a run is one experiment to its end. A
+    private round that was cut short is repeated with fresh noise and charged again.
+
+    Args:
+        folder: the run's.
+        model: as given to `run`, if it was.
+        dataset: as given to `run`, if it was.
+        algorithm: as given to `run`, if it was.
+        task: as given to `run`, if it was.
+        optimizer: as given to `run`, if it was.
+        sampling: as given to `run`, if it was.
+        engine: where clients run; it may be another.
+        device: where clients compute; it may be another.
+        trackers: objects that hear of every round.
+        progress: show a bar; by default in terminals and notebooks.
+        rounds: go on to this round instead of the one that the run was started with. That is the one setting
+            that changes the run; it also moves the end of schedules that are made for the whole run.
+        overrides: may have it too, and whatever of `MAY_CHANGE` decides how the run is computed, tested and
+            saved: that holds until this call returns, and is not recorded.
+
+    Returns:
+        The trained model and every round's metrics.
+
+    Raises:
+        UserError: the folder holds no run, another object was given, a file was changed, or `overrides` has
+            what may not change.
     """
     folder = Path(folder)
     _config(folder)  # a folder without a run is told before a lock is left in it
     with locked(folder):
-        config = _config(folder, {} if rounds is None else {"rounds": rounds})
-        recorded = config
-        config = _on(config, device)
+        changed = {} if rounds is None else {"rounds": rounds}
+        changed |= _refuse_other_changes(overrides or {})
+        recorded = _config(folder, {"rounds": changed["rounds"]} if "rounds" in changed else {})
+        config = _on(_config(folder, changed), device)
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         refuse_others(folder, given | {"optimizer": optimizer, "sampling": sampling})
         trackers = [*watching(trackers, progress), *trackers]
@@ -215,7 +280,7 @@ def resume(
         _, ancestors = read_lineage(folder)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
-        if rounds is not None:
+        if "rounds" in changed:
             try:
                 write_atomically(folder / CONFIG, sealed_text(configs.dump(recorded)))
             except OSError as error:
@@ -223,8 +288,28 @@ def resume(
         return _saved(config, federation.run())
 
 
+def _refuse_other_changes(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in overrides:
+        if not any(f"{key}.".startswith(f"{allowed}.") for allowed in MAY_CHANGE):
+            raise UserError(
+                f"--set {key}: a run is one experiment to its end; what may change is "
+                f"{', '.join(MAY_CHANGE)}. Start a new run for anything else"
+            )
+    return overrides
+
+
 def verify(folder: str | Path) -> list[Finding]:
-    """Check every file of a run: what is sound, what is damaged, and what can be saved."""
+    """Check every file of a run: what is sound, what is damaged, and what can be saved.
+
+    Args:
+        folder: the run's.
+
+    Returns:
+        A finding for each file.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
     folder = Path(folder)
     if not (folder / CONFIG).exists() and not (folder / "checkpoint").exists():
         raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
@@ -234,9 +319,18 @@ def verify(folder: str | Path) -> list[Finding]:
 def test(
     place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None
 ) -> tuple[int, Metrics, dict[str, Metrics]]:
-    """A run's newest model, or the one a config starts from, on the test set: round, metrics, and by user.
+    """Evaluate a run's newest model, or the one a config starts from, on the test set.
 
-    Of a sweep, the config is that of its first run.
+    Args:
+        place: a run's folder, or a config; of a sweep, the config is that of its first run.
+        overrides: `key=value` settings, as on the command line.
+        dataset: records of one's own, if the run was given some.
+
+    Returns:
+        The round, the metrics, and the metrics by user.
+
+    Raises:
+        UserError: there is no run, or no such config.
     """
     place = Path(place)
     is_run = place.is_dir()
@@ -248,7 +342,18 @@ def test(
 
 
 def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:
-    """What a run guarantees so far: a replay of its ledger. `groups`: also for so many units together."""
+    """What a run guarantees so far: a replay of its ledger.
+
+    Args:
+        folder: the run's.
+        groups: also ε for so many units together.
+
+    Returns:
+        ε, δ, the unit and the neighbouring relation, against whom it holds and what it does not cover.
+
+    Raises:
+        UserError: the run claims nothing, or its ledger was changed.
+    """
     folder = Path(folder)
     if _config(folder).privacy is None:
         raise UserError(f"{folder}: this run guarantees nothing: its config has no `privacy` section")
@@ -256,7 +361,18 @@ def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:
 
 
 def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Together:
-    """What several runs on the same data have spent together. Runs that have nobody in common are refused."""
+    """What several runs on the same data have spent together: their events composed, not their ε added.
+
+    Args:
+        folders: the runs'.
+        delta: the δ to state ε for; the smallest of the runs' by default.
+
+    Returns:
+        ε of all of them for the worst unit, and of each alone.
+
+    Raises:
+        UserError: runs that have nobody in common, or no ledger.
+    """
     places = [Path(folder) for folder in folders]
     first, *others = [read_lineage(place)[0] for place in places]
     for place, data in zip(places[1:], others, strict=True):
@@ -276,10 +392,21 @@ def plan(
 ) -> dict[str, Any]:
     """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
 
-    `trials`: also what the best of a random number of such runs would, of this mean (`tacit.privacy.tuning`).
-
     At client level `signal_to_noise` is the length of the mean update, were every client's as long as the
     clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d).
+
+    Args:
+        config: what to plan; it needs a `privacy` section.
+        dataset: records of one's own, instead of the config's.
+        sampling: who takes part in each round, as for `run`.
+        trials: also what the best of a random number of such runs, of this mean, would cost (Papernot and
+            Steinke 2022, arXiv:2110.03620).
+
+    Returns:
+        Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …
+
+    Raises:
+        UserError: the config has no `privacy` section, or no noise keeps its budget.
     """
     if config.privacy is None:
         raise UserError(
@@ -329,13 +456,34 @@ def _metrics_cost(mechanism: Mechanism, workload: Workload, rounds: int) -> dict
 
 
 def compare(runs: str | Path | Sequence[str | Path]) -> list[dict[str, Any]]:
-    """What `tacit compare` shows, as rows of plain values: runs that differ only in their seed are one."""
+    """What `tacit compare` shows, as rows of plain values: runs that differ only in their seed are one.
+
+    Args:
+        runs: folders of runs or of sweeps, one or several.
+
+    Returns:
+        One row for each setting.
+
+    Raises:
+        UserError: a folder holds no run.
+    """
     places = [runs] if isinstance(runs, str | Path) else runs
     return to_json(rows(find_runs([Path(place) for place in places])))
 
 
 def page(runs: str | Path | Sequence[str | Path], file: str | Path = PAGE) -> Path:
-    """Make the HTML page on some runs; the file."""
+    """Make the HTML page on some runs.
+
+    Args:
+        runs: folders of runs or of sweeps, one or several.
+        file: where the page is written.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: a folder holds no run.
+    """
     places = [runs] if isinstance(runs, str | Path) else runs
     write_page(rows(find_runs([Path(place) for place in places])), Path(file))
     return Path(file)
@@ -348,7 +496,20 @@ def trained(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
 ) -> nn.Module:
-    """The model of a run's newest checkpoint. Objects given to `run` must be given again."""
+    """The model of a run's newest checkpoint, in evaluation mode.
+
+    Args:
+        folder: the run's.
+        model: as given to `run`, if it was; a copy of it is filled.
+        dataset: as given to `run`, if it was.
+        algorithm: as given to `run`, if it was.
+
+    Returns:
+        The module. It knows which run trained it: another run that is given it counts that run's cost.
+
+    Raises:
+        UserError: there is no checkpoint, or another object was given.
+    """
     folder = Path(folder)
     given = {"model": model, "algorithm": algorithm}
     refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "trained")
@@ -379,10 +540,20 @@ def export(
 ) -> tuple[str, ...]:
     """Save a run's model for plain transformers and peft: an adapter with LoRA, else the whole model.
 
-    Objects given to `run` must be given again. The names of the classes go along (`id2label`), and a model
-    card, README.md, with the statement.
+    The names of the classes go along (`id2label`), and a model card, README.md, with the statement.
 
-    Returns the patterns of what each client trained for itself, of which the server has but the beginning.
+    Args:
+        folder: the run's.
+        into: a folder that does not exist yet.
+        model: as given to `run`, if it was.
+        dataset: as given to `run`, if it was.
+        algorithm: as given to `run`, if it was.
+
+    Returns:
+        Patterns of what each client trained for itself, of which the server has but the beginning.
+
+    Raises:
+        UserError: the folder exists, there is no checkpoint, or another object was given.
     """
     folder, into = Path(folder), Path(into)
     config = _config(folder)
@@ -481,6 +652,20 @@ def resolved(config: Config, job: Job) -> Config:
     return config.model_copy(update={"privacy": privacy})
 
 
+@contextmanager
+def _nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
+    """A run that is refused before it began (its device, its federation, …) takes its first files along."""
+    before = {file.name for file in folder.iterdir()}
+    try:
+        yield
+    except BaseException:
+        begun = {file.name for file in folder.iterdir()} - before - {CONFIG, LINEAGE, LABELS, OBJECTS}
+        if not begun:
+            for name in {CONFIG, LINEAGE, LABELS, OBJECTS} - before:
+                (folder / name).unlink(missing_ok=True)
+        raise
+
+
 def new_folder(name: str) -> Path:
     """A new folder under runs/, named after the config and the time; made here, so it is nobody else's."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -540,7 +725,8 @@ def _federation(
     settings: Settings,
     sampler: Sampler | None,
 ) -> Federation:
-    own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
+    values = config.model_dump(mode="json") if config.trackers else {}
+    own = [open_tracker(name, folder, values) for name in config.trackers]
     sampling = build_sampling(config, len(job.population), sampler)
     carried: list[Charge] = []
     if job.privacy is not None:

@@ -67,6 +67,15 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
+def unlink_open(path: Path) -> None:
+    """Take a name from a file that is open and has another; Windows lets such a name stay."""
+    try:
+        path.unlink()
+    except PermissionError:
+        if not _is_windows():
+            raise
+
+
 def reserve(fd: int, size: int) -> None:
     """Have a file take `size` bytes of the disk; OSError if it has not so many."""
     allocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)

@@ -1,7 +1,7 @@
 """The audit: its bounds hold, sound mechanisms pass, and each thing that can be broken is caught.
 
 Audits draw fresh entropy, so whatever is said of one may fail by chance, for less than 1e-6 of all runs: by
-theorem where nothing may be refuted (`SURE`), by the spread of repeated audits where something must be.
+theorem where nothing may be refuted (`SURE`), by the spread of simulated audits where something must be.
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def test_sound_mechanisms_are_not_refuted_200_times() -> None:
 
 
 def test_the_audit_sees_most_of_what_is_there() -> None:
-    """Not vacuous: even so sure, two fifths of a sound mechanism's ε are shown (100 repetitions: 0.66 ± 0.05
-    of it, five deviations more).
+    """Not vacuous: even so sure, two fifths of a sound mechanism's ε are shown (100 simulated audits: 0.66 ±
+    0.05 of it, five deviations more).
     """
     mechanism = ExampleLevel(1.0, 0.1, Clip(0.5), Poisson(1.0))
     found = audit_mechanism(mechanism, trials=32_768, confidence=SURE, rate=1.0)
@@ -307,7 +307,7 @@ SABOTAGE: list[tuple[Mechanism, int, str, float]] = [
 )
 def test_sabotage_is_caught(mechanism: Mechanism, trials: int, attack: str, rate: float) -> None:
     """At the first try, at the noise that a run would have. What is shown exceeds the claim by five or more
-    of the deviations that 150 repetitions have, so that one in a million goes unseen at most.
+    of the deviations that 150 simulated audits have, so that one in a million goes unseen at most.
     """
     found = audit_mechanism(mechanism, trials=trials, population=256, rate=rate)
     assert found.refuted and found.curve is not None, found.text()

@@ -1,66 +1,66 @@
-"""Stand-ins for other systems: this process loses what Windows, or macOS, does not have.
+"""Tests of the pretended device run in forks of a process that has computed nothing yet.
 
-`windows()` is called after the libraries are imported, which know how to live there, and before tacit is.
+Autograd asks once a process, at its first backward pass, how many devices there are. So a process that has
+computed something cannot get a device any more; and one with a device has threads for it and cannot fork.
 """
 
 from __future__ import annotations
 
-import errno
+import multiprocessing
 import os
 import signal
-import sys
-from pathlib import Path
-from types import ModuleType
+from multiprocessing.connection import Connection
+from typing import Any
 
-POSIX_MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "posix", "syslog")
-POSIX_OS = (
-    "fork", "forkpty", "sched_getaffinity", "sched_setaffinity", "posix_fallocate", "sysconf", "memfd_create",
-    "getuid", "geteuid", "getgid", "killpg", "setsid", "getpgid", "mkfifo", "wait4", "waitid", "nice",
-    "O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY", "MFD_CLOEXEC",
-)  # fmt: skip
-"""Not `statvfs`, which the standard library's own `disk_usage` is made of here."""
-POSIX_SIGNALS = ("SIGKILL", "SIGHUP", "SIGALRM", "SIGCHLD", "SIGUSR1", "SIGUSR2", "pthread_sigmask")
-LINUX_OS = ("sched_getaffinity", "sched_setaffinity", "memfd_create", "posix_fallocate", "MFD_CLOEXEC")
+import pytest
+from _pytest.runner import runtestprotocol
+
+import accel
 
 
-def windows() -> None:
-    """No POSIX module, call or signal; folders cannot be opened; a file that is synced must be writable."""
-    import fcntl
+class Elsewhere:
+    """A process, forked now, that runs each of `items` in a fork of its own when it is asked to."""
 
-    locks = ModuleType("msvcrt")
-    locks.LK_NBLCK, locks.LK_LOCK = 2, 1  # type: ignore[attr-defined]
+    def __init__(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        self._config = session.config
+        self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # made here, once for all
+        self._pipe, theirs = multiprocessing.Pipe()
+        if os.fork() == 0:
+            try:
+                self._pipe.close()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                self._serve(theirs, {item.nodeid: item for item in items})
+            finally:
+                os._exit(0)
+        theirs.close()
 
-    def locking(fd: int, mode: int, count: int, lockf=fcntl.lockf) -> None:
-        assert mode == 2 and os.lseek(fd, 0, os.SEEK_CUR) >= 1 << 30, "a lock that forbids reading"
-        lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, count, 0, os.SEEK_CUR)
+    def run(self, item: pytest.Item) -> list[pytest.TestReport]:
+        """The reports of one test. A process that died is a failure like any other."""
+        self._pipe.send(item.nodeid)
+        found: list[dict[str, Any]] | None = self._pipe.recv()
+        if found is None:
+            call = pytest.CallInfo.from_call(lambda: pytest.fail("the test's process died"), "call")
+            return [pytest.TestReport.from_item_and_call(item, call)]
+        hook = self._config.hook
+        return [hook.pytest_report_from_serializable(config=self._config, data=data) for data in found]
 
-    locks.locking = locking  # type: ignore[attr-defined]
-    sys.modules["msvcrt"] = locks
-    open_, fsync, flags = os.open, os.fsync, fcntl.fcntl
+    def _serve(self, pipe: Connection[Any, Any], items: dict[str, pytest.Item]) -> None:
+        while True:
+            try:
+                item = items[pipe.recv()]
+            except EOFError:  # the tests have ended
+                return
+            child = os.fork()
+            if child == 0:
+                self._play(item, pipe)
+            if os.waitpid(child, 0)[1] != 0:
+                pipe.send(None)
 
-    def opened(path, how, *rest, **more):  # type: ignore[no-untyped-def]
-        if isinstance(path, str | os.PathLike) and Path(path).is_dir():
-            raise PermissionError(errno.EACCES, "a folder", str(path))
-        return open_(path, how, *rest, **more)
-
-    def synced(fd: int) -> None:
-        if flags(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, "a file that is only read")
-        fsync(fd)
-
-    os.open, os.fsync = opened, synced
-    for name in POSIX_MODULES:
-        sys.modules[name] = None  # type: ignore[assignment]
-    lose(os, *POSIX_OS)
-    lose(signal, *POSIX_SIGNALS)
-
-
-def macos() -> None:
-    """Nothing that Linux alone has."""
-    lose(os, *LINUX_OS)
-
-
-def lose(module: ModuleType, *names: str) -> None:
-    for name in names:
-        if hasattr(module, name):
-            delattr(module, name)
+    def _play(self, item: pytest.Item, pipe: Connection[Any, Any]) -> None:
+        try:
+            accel.install()
+            hook, reports = self._config.hook, runtestprotocol(item, nextitem=None, log=False)
+            pipe.send([hook.pytest_report_to_serializable(config=self._config, report=r) for r in reports])
+            os._exit(0)
+        finally:
+            os._exit(1)

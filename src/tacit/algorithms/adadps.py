@@ -1,4 +1,7 @@
-"""AdaDPS: precondition gradients by public data before they are made private."""
+"""AdaDPS: precondition gradients by public data before they are made private.
+
+Li, Zaheer, Reddi and Smith 2022, arXiv:2202.05963.
+"""
 
 from __future__ import annotations
 

@@ -47,29 +47,65 @@ class Work(Protocol):
         """The local schedule's factor at this step, for step sizes of the algorithm's own."""
 
     def load(self, theta: Tensor) -> Tensor:
-        """Copy `theta` into the model and return the model's own vector: change it in place to step."""
+        """Put the shared parameters into the model.
+
+        Args:
+            theta: the shared vector; it is copied.
+
+        Returns:
+            The model's own vector: change it in place to step.
+        """
 
     def load_personal(self, state: Vectors) -> Tensor:
-        """Put the personal part of the client's state (or the initial one) into the model; its own vector."""
+        """Put the personal part of the client's state into the model; the initial one if it has none.
+
+        Args:
+            state: the client's state, as the algorithm's client part was given it.
+
+        Returns:
+            The model's own vector of personal parameters: change it in place to step.
+        """
 
     def steps(self, epochs: int | None = None) -> Iterator[float]:
-        """One iteration for each local step, with the step size; each has a batch of its own.
+        """One iteration for each local step; each has a batch of its own.
 
-        With `epochs`, so many passes over the client's records instead of the config's steps or epochs.
+        Args:
+            epochs: so many passes over the client's records, instead of the config's local steps or epochs.
+                Refused under example-level privacy, which is charged for the config's own.
+
+        Returns:
+            An iterator over the step sizes η of the local schedule.
         """
 
     def gradient(self, fresh: bool = False, scale: Tensor | None = None) -> Tensor:
-        """The gradient (plain or private) at the model's current values, on the step's batch.
+        """The gradient at the model's current values, on the step's batch.
 
-        `fresh` draws another batch first. `scale` multiplies each record's gradient, before it is clipped.
-        A buffer that the next call overwrites: `clone()` what must last.
+        Under example-level privacy it is (1/B)[Σ_j clip_C(g_j) + N(0, σ²C²)] on a Poisson batch (Abadi et al.
+        2016, arXiv:1607.00133); what is asked of a batch more often than `Algorithm.queries` declares is
+        refused.
+
+        Args:
+            fresh: draw another batch first.
+            scale: a vector that multiplies each example's gradient before it is clipped.
+
+        Returns:
+            A vector that the next call overwrites: `clone()` what must last.
         """
 
     def descend(self, lr: float) -> None:
-        """y −= lr · gradient(), the quick way."""
+        """y −= lr · gradient(), the quick way.
+
+        Args:
+            lr: the step size.
+        """
 
     def note(self, name: str, value: float) -> None:
-        """A number for the round's record, averaged over steps and clients. It is exact, not private."""
+        """Note a number for the round's record, averaged over steps and clients. It is exact, not private.
+
+        Args:
+            name: what it is called in the record.
+            value: the number, for this step.
+        """
 
     def personal_gradient(self) -> Tensor:
         """The gradient of the personal part, on the step's batch."""
@@ -94,15 +130,25 @@ class Round(Protocol):
         """K·η of this round: nominal local steps times the local step size."""
 
     def step(self, delta: Tensor) -> Tensor:
-        """Move θ by the server's optimizer, with −`delta` as its gradient; returns the new θ.
+        """Move θ by the server's optimizer, with −`delta` as its gradient (Reddi et al. 2021,
+        arXiv:2003.00295).
 
-        Plain SGD at rate 1 is θ + delta, which is FedAvg.
+        Args:
+            delta: the average update. Plain SGD at rate 1 is θ + delta, which is FedAvg.
+
+        Returns:
+            The new θ.
         """
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Base of all algorithms; the defaults are FedAvg's traffic: θ down, Δ up, the client keeps nothing."""
+    """Base of all algorithms; the defaults are FedAvg's traffic: θ down, Δ up, the client keeps nothing.
+
+    FedAvg: McMahan et al. 2017, arXiv:1602.05629. Under client-level privacy the mean that `server` gets is
+    the noisy sum of bounded uploads ÷ the expected cohort; under example-level privacy the gradients that
+    `client` gets are private. Either way what the two functions do besides is post-processing.
+    """
 
     @property
     def queries(self) -> int:
@@ -138,21 +184,61 @@ class Algorithm:
         return ()
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
-        """The server's state before the first round; it holds at least `theta`."""
+        """The server's state before the first round.
+
+        Args:
+            theta: the shared parameters; the state holds them under this name.
+            layout: what is where in them.
+
+        Returns:
+            Named vectors, which are checkpointed.
+        """
         return {"theta": theta}
 
     def message(self, state: Vectors) -> Vectors:
-        """What goes down to each client."""
+        """What goes down to each client.
+
+        Args:
+            state: the server's.
+
+        Returns:
+            Named vectors, `theta` among them.
+        """
         return {"theta": state["theta"]}
 
     def uploads(self, layout: Layout) -> dict[str, int]:
-        """Names and lengths of what a client sends; anything else is refused."""
+        """What a client sends; anything else is refused.
+
+        Args:
+            layout: what is where in the parameters.
+
+        Returns:
+            Names and lengths.
+        """
         return {"delta": layout.shared}
 
     def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
-        """Train on one client: from the message and its state to its upload and its new state."""
+        """Train on one client.
+
+        Args:
+            msg: what came down; it must not be written to.
+            state: what the client kept when it last took part; empty the first time.
+            work: its local training.
+
+        Returns:
+            The upload, as `uploads` declares it, and the client's new state (empty: it keeps nothing).
+        """
         raise NotImplementedError
 
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
-        """From the state and the mean upload to the next state."""
+        """The server's step.
+
+        Args:
+            state: the server's.
+            mean: the mean upload, private where the run is; it is overwritten by the next round.
+            round: the round, with the server's optimizer.
+
+        Returns:
+            The next state.
+        """
         return {**state, "theta": round.step(mean["delta"])}

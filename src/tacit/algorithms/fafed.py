@@ -1,4 +1,7 @@
-"""FAFED: adaptive steps with a variance-reduced momentum, all averaged at every round."""
+"""FAFED: adaptive steps with a variance-reduced momentum, all averaged at every round.
+
+Wu, Huang, Hu and Huang 2023, arXiv:2212.00974.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The AdamW family: Local Adam, Local AdamW, FedAdamW, DP-FedAdamW, and what lies between them."""
+"""The AdamW family: Local Adam, Local AdamW, FedAdamW, DP-FedAdamW, and what lies between them.
+
+FedAdamW: Liu, Shang, Liu, Tian, Liu, Liu, Zhu and Lin 2025, arXiv:2510.27486. Its private version is
+DP-FedAdamW, by the same group (CVPR 2026).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""FedAvg: each client takes some local SGD steps, the server averages the moves."""
+"""FedAvg: each client takes some local SGD steps, the server averages the moves.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017, arXiv:1602.05629.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""FedCM: each local step leans on the server's last direction."""
+"""FedCM: each local step leans on the server's last direction.
+
+Xu, Wang, Wang and Yao 2021, arXiv:2106.10874.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""FedLADA: local Adam that starts from the average second moment and leans on the global direction."""
+"""FedLADA: local Adam that starts from the average second moment and leans on the global direction.
+
+Sun, Shen, Sun, Ding and Tao 2023, arXiv:2308.00522.
+"""
 
 from __future__ import annotations
 

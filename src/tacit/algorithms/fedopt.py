@@ -1,4 +1,7 @@
-"""FedOpt: FedAvg's clients, an adaptive server."""
+"""FedOpt: FedAvg's clients, an adaptive server.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan 2021, arXiv:2003.00295.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""FedProx: FedAvg with a pull towards the server's model."""
+"""FedProx: FedAvg with a pull towards the server's model.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020, arXiv:1812.06127.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""FedSAM: FedAvg with sharpness-aware local steps."""
+"""FedSAM: FedAvg with sharpness-aware local steps.
+
+Qu, Li, Duan, Liu, Tang and Lu 2022, arXiv:2206.02618; on private updates (DP-FedSAM) Shi et al. 2023,
+arXiv:2303.11242.
+"""
 
 from __future__ import annotations
 

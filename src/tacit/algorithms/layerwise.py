@@ -1,4 +1,8 @@
-"""FedAvg with LARS or LAMB on each client: local steps as long as the layer they move."""
+"""FedAvg with LARS or LAMB on each client: local steps as long as the layer they move.
+
+LARS: You, Gitman and Ginsburg 2017, arXiv:1708.03888. LAMB: You et al. 2020, arXiv:1904.00962. In federated
+learning: Pelikan, Azam, Feldman, Silovsky, Talwar, Brinton and Likhomanenko 2023, arXiv:2310.00098.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DP²-FedSAM and CENTAUR: a shared body, and a head that never leaves its client."""
+"""DP²-FedSAM and CENTAUR: a shared body, and a head that never leaves its client.
+
+DP²-FedSAM: Zhang, Guo and Gong 2024, arXiv:2409.13645, which compares it with CENTAUR (Shen et al. 2023).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SCAFFOLD: control variates against client drift."""
+"""SCAFFOLD: control variates against client drift.
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, arXiv:1910.06378.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""FedAvg with Laplacian smoothing of each gradient."""
+"""FedAvg with Laplacian smoothing of each gradient.
+
+Liang, Wang, Gu, Osher and Yao 2020, arXiv:2005.00218.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ REFUTED = 1
 
 
 def audit(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; recipes/ has examples.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; `tacit init` writes one.")],
     overrides: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
     ] = [],  # noqa: B006
@@ -31,9 +31,9 @@ def audit(
     which some clients (or records) are canaries, each there by a fair coin. The run is made with fresh
     entropy and thrown away. Exit code 1 if more leaks than is claimed. An audit can say no, never yes.
 
-    - `tacit audit recipes/quickstart.yaml --fast`
+    - `tacit audit quickstart.yaml --fast`
 
-    - `tacit audit recipes/quickstart.yaml --canaries 400 --picture audit.png`
+    - `tacit audit quickstart.yaml --canaries 400 --picture audit.png`
     """
     from tacit import config
     from tacit.config.audit import audit as run_audit

@@ -2,7 +2,7 @@
 
 import tacit
 
-report = tacit.audit(tacit.load("recipes/quickstart.yaml"), canaries=200)
+report = tacit.audit(tacit.load("quickstart.yaml"), canaries=200)
 print(report.text())
 """
 
@@ -65,10 +65,27 @@ def audit(
     dataset: Dataset | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> AuditReport:
-    """Audit what a config claims: `trials` of the mechanism alone, and one run with `canaries`.
+    """Try to refute what a config claims: the mechanism alone, and one run with canaries in it.
 
     The run is made in one process with fresh entropy and thrown away: some of its clients (or records) are
-    canaries, so its model is good for nothing else. A simulation is audited as what it simulates.
+    canaries, so its model is good for nothing else. A simulation is audited as what it simulates. Canaries in
+    one run and the bound on ε: Steinke, Nasr and Jagielski 2023, arXiv:2305.08846; canaries of clients in
+    federated learning: Andrew et al. 2023, arXiv:2302.03098.
+
+    Args:
+        config: what claims a guarantee.
+        canaries: clients, or records, that are there or not by a fair coin.
+        trials: releases of the mechanism alone.
+        confidence: of the lower bounds on ε that are reported.
+        run: also audit a whole run; else the mechanism alone.
+        dataset: records of one's own, instead of the config's.
+        trackers: objects that hear of every round of that run.
+
+    Returns:
+        Claims and lower bounds. One that is above its claim is a bug, or one chance in 1 ÷ (1 − confidence).
+
+    Raises:
+        UserError: the config claims nothing.
     """
     if config.privacy is None:
         raise UserError("privacy: the config claims nothing, so there is nothing to audit")

@@ -19,8 +19,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from tacit.config.methods import merged, with_preset
+from tacit.config.merging import merged
+from tacit.config.methods import with_preset
 from tacit.config.pretrain import expanded
+from tacit.config.recipes import copied_from
 from tacit.config.schema import Config
 from tacit.errors import UserError
 from tacit.reading import read_text
@@ -186,7 +188,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     try:
         text = read_text(file)
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; `tacit run --help` shows how a config is named") from None
+        raise UserError(f"{file}: no such file; {copied_from(file)}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"{file}: cannot be read ({reason})") from None

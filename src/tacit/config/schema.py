@@ -122,7 +122,7 @@ class Model(BaseModel):
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
     frozen: Literal["float32", "bf16", "4bit"] = "float32"
-    """How parameters that are not trained are kept; 4bit needs bitsandbytes and a CUDA device."""
+    """How parameters that are not trained are kept; 4bit needs bitsandbytes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -225,6 +225,11 @@ class Data(Section):
     """Options of a corpus of speech."""
     features: tuple[str, ...] = ()
     """Of a table: columns of numbers, together one vector a record."""
+    audio: str | None = None
+    """Of a table: the column of sound files; a class is learnt from the first `seconds` of each."""
+    seconds: PositiveFloat | None = None
+    language: str = "en"
+    """Of a table's speech: whose letters transcripts are made of."""
     test: str | None = None
     """Of a table: the file of test records; left out, a tenth is set aside."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
@@ -465,6 +470,10 @@ class Evaluation(Section):
     """Records at once; speed and memory only."""
     split: Literal["test", "validation"] = "test"
     """Which records judge the model: test records, or those that `data.validation` holds out."""
+    patience: PositiveInt | None = None
+    """Stop when the headline metric has not improved for so many tests."""
+    keep_best: bool = False
+    """End with the model of the best test instead of the last one; exported and tested is that one, too."""
     records: PositiveInt | None = None
     """Judge by so many of them, drawn once for the run; left out, by all."""
     clients: Annotated[int, Field(ge=0)] = 0
@@ -538,8 +547,8 @@ class Config(Section):
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineChoice = AutoSettings()
     """Where clients run: speed only, never a result."""
-    trackers: tuple[Literal["tensorboard"], ...] = ()
-    """What else hears of every round; `metrics.jsonl` and the page are always written."""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Who else hears of every round, each an extra; `metrics.jsonl` and the page are always written."""
     _assumed_unit: bool = PrivateAttr(False)
     """Whether the privacy unit is a preset's, and not the person's choice."""
 
@@ -556,6 +565,21 @@ class Config(Section):
         if privacy.unit == "example":
             raise ValueError("at example level privacy.noise is one number, the multiplier on a batch's sum")
         return privacy.model_copy(update={"noise": privacy.noise.on_sum(cohort.size)})
+
+    @field_validator("evaluate")
+    @classmethod
+    def _choices_are_free(cls, evaluate: Evaluation, info: Any) -> Evaluation:
+        """Whoever stops or picks a model by its tests chooses by records, which no guarantee pays for."""
+        privacy = info.data.get("privacy")
+        if privacy is None or privacy.entropy == "seed":
+            return evaluate
+        for name in ("patience", "keep_best"):
+            if getattr(evaluate, name):
+                raise ValueError(
+                    f"evaluate.{name} chooses by looking at records, which the guarantee does not pay for; "
+                    "leave it out, or set privacy.entropy: seed (a simulation, which claims nothing)"
+                )
+        return evaluate
 
     @field_validator("cohort")
     @classmethod

@@ -44,11 +44,25 @@ class Records(Protocol):
         """Whose record it is, for natural clients; None where that is not known."""
 
     def take(self, indices: Indices) -> Batch:
-        """The records at `indices`, in that order, in storage form; a copy the caller may change."""
+        """Copy records out, in storage form.
+
+        Args:
+            indices: which records, in that order.
+
+        Returns:
+            Named tensors with the records along dimension 0; the caller may change them.
+        """
         ...
 
     def prepare(self, batch: Batch) -> Batch:
-        """The same records as a model wants them: float, normalised."""
+        """The same records as a model wants them: float, normalised.
+
+        Args:
+            batch: what `take` returned, on any device.
+
+        Returns:
+            The model's inputs and targets.
+        """
         ...
 
 
@@ -66,7 +80,11 @@ class Raw(Protocol):
     """Records that show their contents as they came, so that data can be recognised under another name."""
 
     def raw(self, index: int) -> bytes:
-        """One record's contents, before anything was made of them; without its user."""
+        """One record's contents, before anything was made of them; without its user.
+
+        Args:
+            index: which record.
+        """
 
 
 class ArrayRecords:
@@ -122,12 +140,14 @@ class ArrayRecords:
         return self._users
 
     def take(self, indices: Indices) -> Batch:
+        """Copy the records at `indices` out, in that order and in storage form."""
         return {
             "x": torch.from_numpy(self.x.take(indices, 0)),
             "y": torch.from_numpy(self.y.take(indices, 0)),
         }
 
     def prepare(self, batch: Batch) -> Batch:
+        """What `take` returned (`batch`) as a model wants it: float, normalised, of the wanted size."""
         x = batch["x"]
         if x.dtype == torch.uint8 or (x.is_floating_point() and (self.mean, self.std) != (None, None)):
             # A fresh tensor is made by the product; the sum may then be done in place.
@@ -139,10 +159,11 @@ class ArrayRecords:
         return {**batch, "x": x}
 
     def raw(self, index: int) -> bytes:
+        """The contents of the record at `index`, without its user."""
         return bytes(self.x[index].tobytes() + self.y[index].tobytes())
 
     def apart(self, batch: Batch) -> list[Batch]:
-        """All in one part: records have one shape, and `prepare` reckons with each number by itself."""
+        """The prepared `batch` in one part: records have one shape, and each number is scaled by itself."""
         return [self.prepare(batch)]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -90,6 +90,8 @@ class Report:
     """L2 norm of each layer of its update, before any bound; only where a run asks for it."""
     gradient_layers: list[float] | None = None
     """The same of its gradients, in the mean over its steps."""
+    clipped_layers: list[float] | None = None
+    """The same of its update after the bound, under a guarantee for clients."""
 
 
 Progress = Callable[[int], None]
@@ -114,15 +116,31 @@ class Engine(Protocol):
     def sum(
         self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
-        """Train the participants from `message`; the weighted sum of their uploads, and the reports.
+        """Train the round's clients and add up what they send.
 
-        Under a client-level guarantee the sum is of whole numbers, in int64: the same in any order. It is
-        in memory of the engine's own, which the next call overwrites; the caller may do so too.
+        Args:
+            order: the round's instructions.
+            message: what goes down; the engine must not change it.
+            participants: the clients, each with the version of its state.
+            progress: told how many are done.
+
+        Returns:
+            The weighted sum of their uploads, and a report on each. Under a client-level guarantee the sum is
+            of whole numbers, in int64: the same in any order. It is in memory of the engine's own, which the
+            next call overwrites; the caller may do so too.
+
+        Raises:
+            ClientError: code of the model, the data or the algorithm failed; it says on which client.
         """
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
-        """Metrics of the server's model on the common test set, and `server_train_loss` if the job asks for
-        it.
+        """Metrics of the server's model on the common test set.
+
+        Args:
+            message: as `sum` would be given it.
+
+        Returns:
+            Metrics by name, with `server_train_loss` if the job asks for it.
         """
 
     def evaluate_clients(
@@ -130,7 +148,13 @@ class Engine(Protocol):
     ) -> list[dict[str, float]]:
         """Metrics of each client's own model (shared part and its personal part) on its own test split.
 
-        With `tune`, each client first trains that model on its own records. Nothing of that is sent.
+        Args:
+            message: as `sum` would be given it.
+            participants: the clients, each with the version of its state.
+            tune: first train that model on the client's own records. Nothing of that is sent.
+
+        Returns:
+            Metrics by name, of each client that has a test split.
         """
 
     def close(self) -> None:

@@ -39,19 +39,53 @@ class ClientStates(Protocol):
     """Where client state is kept. Workers load and save; the round loop does the rest."""
 
     def load(self, client: int, version: str) -> Vectors:
-        """A version of a client's state; empty for `NONE`."""
+        """A version of a client's state.
+
+        Args:
+            client: its number.
+            version: which one; empty vectors for `NONE`.
+
+        Raises:
+            UserError: it cannot be read.
+        """
 
     def save(self, client: int, version: str, state: Mapping[str, Tensor]) -> None:
-        """Keep a version, whole or not at all."""
+        """Keep a version, whole or not at all.
+
+        Args:
+            client: its number.
+            version: a name that was not used before.
+            state: named vectors.
+
+        Raises:
+            UserError: it cannot be written.
+        """
 
     def digest(self, client: int, version: str) -> str:
-        """A hash of a version; ValueError if it is not there."""
+        """A hash of a version.
+
+        Args:
+            client: its number.
+            version: which one.
+
+        Raises:
+            ValueError: it is not there.
+        """
 
     def sync(self, versions: Mapping[int, str]) -> None:
-        """Return when these versions would survive a power cut: a checkpoint is about to rely on them."""
+        """Return when versions would survive a power cut: a checkpoint is about to rely on them.
+
+        Args:
+            versions: the version of each client.
+        """
 
     def prune(self, client: int, keep: set[str]) -> None:
-        """Remove all versions of a client except those that a checkpoint still names."""
+        """Remove all versions of a client but some.
+
+        Args:
+            client: its number.
+            keep: those that a checkpoint still names.
+        """
 
     def clear(self) -> None:
         """Forget everything (a run that starts again from nothing)."""

@@ -22,6 +22,8 @@ class Result:
     """False when the run was interrupted; `tacit resume` goes on."""
     stopped: str | None = None
     """Why it ended before its last round, if it did."""
+    kept: str | None = None
+    """Which round's model this is, where the best is kept."""
 
     @property
     def trouble(self) -> str | None:
@@ -29,11 +31,33 @@ class Result:
         return troubles(self.metrics)
 
     def last(self, name: str) -> float:
-        """A metric's newest value."""
+        """A metric's newest value.
+
+        Args:
+            name: the metric, for example `accuracy`.
+
+        Returns:
+            The value of the last round that recorded it.
+
+        Raises:
+            KeyError: no round recorded it; the message lists those that there are.
+        """
         return self._values(name)[-1]
 
     def best(self, name: str | None = None) -> float:
-        """A metric's best value: the largest, or the smallest of an error; by default the headline metric."""
+        """A metric's best value: the largest, or the smallest of an error.
+
+        Choosing a round by looking at private data is not covered by the run's guarantee.
+
+        Args:
+            name: the metric; by default the task's headline metric.
+
+        Returns:
+            The best value of all rounds.
+
+        Raises:
+            KeyError: no round recorded it.
+        """
         metric = headline({name} if name else {key for record in self.metrics for key in record})
         if name and metric.name != name:
             return max(self._values(name))

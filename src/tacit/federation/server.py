@@ -61,6 +61,10 @@ class Settings:
     """At every evaluation, also test each evaluated client after it has trained for itself alone."""
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
+    patience: int | None = None
+    """Stop after so many tests without a better one."""
+    keep_best: bool = False
+    """Keep the model of the best test, and end with it."""
     engine: EngineSettings = field(default_factory=InProcessSettings)
 
 

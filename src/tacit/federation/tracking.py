@@ -30,15 +30,30 @@ class Tracker(Protocol):
     """
 
     def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
-        """The run begins (or goes on) at `round` of `rounds`."""
+        """The run begins, or goes on.
+
+        Args:
+            round: rounds that are done already.
+            rounds: rounds in all.
+            facts: plain values: `parameters` (trained), `frozen`, `clients`, and `notes` for a person.
+        """
         return
 
     def clients(self, done: int, cohort: int) -> None:
-        """So many of the round's clients are done."""
+        """Some of the round's clients are done. Not called where even the cohort's size is private.
+
+        Args:
+            done: so many clients.
+            cohort: of so many.
+        """
         return
 
     def round(self, record: Record) -> None:
-        """A round has ended."""
+        """A round has ended.
+
+        Args:
+            record: its metrics as plain values by name; the tracker's own copy.
+        """
         return
 
     def close(self) -> None:
@@ -141,33 +156,6 @@ class JsonLines:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class TensorBoard:
-    """Every number of a round as a TensorBoard scalar, in the run's own folder."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(
-                "trackers: tensorboard is not installed; pip install 'tacit[tensorboard]'"
-            ) from None
-        self._writer = SummaryWriter(str(folder))
-
-    def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
-        pass
-
-    def clients(self, done: int, cohort: int) -> None:
-        pass
-
-    def round(self, record: Record) -> None:
-        for name, value in record.items():
-            if isinstance(value, int | float) and name != "round":
-                self._writer.add_scalar(name, value, record["round"])
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def read_metrics(file: Path) -> list[Record]:

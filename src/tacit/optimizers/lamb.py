@@ -1,4 +1,4 @@
-"""LAMB (You et al., 2020): Adam whose step is as long as the layer it moves.
+"""LAMB (You et al. 2020, arXiv:1904.00962): Adam whose step is as long as the layer it moves.
 
 For each parameter tensor h, with m and v the moments of Adam,
 

@@ -1,4 +1,4 @@
-"""LARS (You et al., 2017): momentum SGD whose rate is set layer by layer.
+"""LARS (You, Gitman and Ginsburg 2017, arXiv:1708.03888): momentum SGD whose rate is set layer by layer.
 
 For each parameter tensor h, with g the gradient and η_t the trust coefficient,
 

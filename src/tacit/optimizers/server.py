@@ -1,4 +1,4 @@
-"""The server's optimizer: the clients' average update, taken as a gradient (Reddi et al., 2021).
+"""The server's optimizer: the clients' average update as a gradient (Reddi et al. 2021, arXiv:2003.00295).
 
 The average Δ̄ points the way the clients went, so its negative takes the gradient's place. Plain SGD at rate
 1 then is federated averaging, θ + Δ̄, to the last bit. Each parameter tensor is a parameter of the optimizer,

@@ -270,8 +270,7 @@ def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
         except FileExistsError:
             raise UserError(f"{path} is in use by another process; wait until that run has ended") from None
         system.sync(path.parent)  # the new name itself must survive a power cut
-        with suppress(PermissionError):  # Windows lets go of a name when the file is closed
-            beside.unlink()
+        system.unlink_open(beside)
         return Ledger(fd, Contents(path, header, list(carried), hashes))
     except BaseException:
         os.close(fd)

@@ -9,7 +9,7 @@ from typing import Any
 from tacit.api import RUNS, compare
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
-from tacit.sweeps.schedule import Task, Watch, play_sweep
+from tacit.sweeps.schedule import Task, Watch, run_sweep
 
 
 def sweep(
@@ -20,7 +20,7 @@ def sweep(
     jobs: int | None = None,
     watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
-    """Run every point of a config with a `sweep:` section; the rows that `tacit compare` would show.
+    """Run every point of a config with a `sweep:` section.
 
     Runs go on in processes of their own, so a script that calls this needs `if __name__ == "__main__":`.
     Finished runs are not run again and interrupted ones go on: call it again to continue.
@@ -32,6 +32,9 @@ def sweep(
         jobs: runs at once; one for each core if not given.
         watch: hears of the progress.
 
+    Returns:
+        The rows that `tacit.compare` gives for them.
+
     Raises:
         UserError: the config has no `sweep:` section, or a run failed.
     """
@@ -39,8 +42,8 @@ def sweep(
     if found is None:
         raise UserError(f"{file}: it has no `sweep:` section, so it is one run; use tacit.run(tacit.load(…))")
     place = Path(folder) if folder is not None else RUNS / found.name
-    play_sweep(found, place, jobs, watch)
+    run_sweep(found, place, jobs, watch)
     return compare(place)
 
 
-__all__ = ["Task", "Watch", "play_sweep", "sweep"]
+__all__ = ["Task", "Watch", "run_sweep", "sweep"]

@@ -74,7 +74,7 @@ class Watch(Protocol):
         return
 
 
-def play_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch | None = None) -> list[Task]:
+def run_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch | None = None) -> list[Task]:
     """Tune, then run every point in a folder of its own under `folder`; the runs, in order.
 
     One process at a time: a second one is refused, in one line, before it has changed anything.
@@ -89,10 +89,10 @@ def play_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch
         UserError: a run failed, or one in the folder has other settings.
     """
     with locked(folder, create=True):
-        return _play_sweep(sweep, folder, jobs or cores(), watch or _Nobody())
+        return _run_sweep(sweep, folder, jobs or cores(), watch or _Nobody())
 
 
-def _play_sweep(sweep: Sweep, folder: Path, jobs: int, watch: Watch) -> list[Task]:
+def _run_sweep(sweep: Sweep, folder: Path, jobs: int, watch: Watch) -> list[Task]:
     points = sweep.points
     tuning: dict[str, list[Task]] = {}
     keys: dict[str, list[str]] = {}

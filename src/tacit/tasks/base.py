@@ -18,13 +18,37 @@ class Task(Protocol):
     """What a model is trained for."""
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
-        """One loss per record, [B]; record j's loss depends on record j alone."""
+        """The loss of each example.
+
+        Args:
+            model: the module that is trained.
+            batch: named tensors with the examples along dimension 0.
+
+        Returns:
+            A vector of one loss for each example; that of example j must depend on example j alone, or
+            clipping it bounds nothing.
+        """
         ...
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the batch, with `count` (the number of records) among them."""
+        """Sums over a batch, from which `summarise` makes metrics.
+
+        Args:
+            model: the module, in evaluation mode.
+            batch: named tensors with the examples along dimension 0.
+
+        Returns:
+            Sums by name, with `count` (the number of examples) among them.
+        """
         ...
 
     def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of the added-up sums; NaN when nothing was counted."""
+        """Metrics of sums that were added up over batches.
+
+        Args:
+            sums: the sums by name.
+
+        Returns:
+            Metrics by name; NaN when nothing was counted.
+        """
         ...

@@ -109,33 +109,79 @@ class Aggregation(Protocol):
         """Whether what a client sends is already a release, so that the charge must come before it."""
 
     def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
-        """The clients of a round, sorted. `attempt`: how often this round was charged before."""
+        """Draw a round's clients.
+
+        Args:
+            round: its number, from 0.
+            attempt: how often this round was charged before.
+            workload: what of the run decides its cost, the population and the seed among it.
+
+        Returns:
+            The clients' numbers, sorted.
+        """
 
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge | None:
-        """What the round costs; None if nothing is claimed. `attempt`: how often it was charged before."""
+        """What the round costs, before anything of it is released.
+
+        Args:
+            round: its number, from 0.
+            cohort: the clients that were drawn.
+            workload: what of the run decides its cost.
+            attempt: how often this round was charged before.
+
+        Returns:
+            A charge for the ledger; None if nothing is claimed.
+        """
 
     def init(self) -> State:
         """The state before the first round."""
 
     def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding | None:
-        """What each client does to its upload before it is added to the others; None for nothing."""
+        """What each client does to its upload before it is added to the others.
+
+        Args:
+            state: the mechanism's, as this round finds it.
+            sizes: names and lengths of what a client sends.
+            layout: what is where in the parameters.
+            drawn: the cohort's size.
+
+        Returns:
+            The rule that bounds a client's contribution in L2 norm; None for nothing.
+        """
 
     def release(
         self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
     ) -> tuple[Vectors | None, State]:
-        """The mean upload and the next state; None when there is nothing to release.
+        """The only way from uploads to the server. Its charge is on disk before this is called.
 
-        The only way from uploads to the server. Its charge is on disk before this is called. `total` may be
-        overwritten.
+        Args:
+            total: the sum of the clients' uploads; it may be overwritten.
+            arrivals: what is known of the uploads.
+            state: the mechanism's, as it was when the clients clipped.
+            round: its number, from 0.
+            attempt: how often this round was charged before: the noise must be another.
+            workload: what of the run decides its cost.
+
+        Returns:
+            The mean upload, None when there is nothing to release, and the next state.
         """
 
     def expected(self, population: int) -> float:
-        """Expected clients in a cohort."""
+        """Expected clients in a cohort: the constant that sums are divided by.
+
+        Args:
+            population: clients in all.
+        """
 
 
 @dataclass(frozen=True)
 class Mechanism(Aggregation):
-    """What private mechanisms share. A subclass is one file of this folder and one line of its registry."""
+    """What private mechanisms share. A subclass is one file of this folder and one line of its registry.
+
+    Guarantee: (ε, δ)-differential privacy (Dwork and Roth 2014) of everything that `release` and `measure`
+    let out, for the `unit` and the neighbouring `relation` that it names; ε is the accountants' replay of
+    what `charge` gave. It holds if the sampling, clipping and noise are the object's own.
+    """
 
     noise: float
     """Noise multiplier z: the noise's standard deviation ÷ the clipping norm, on the sum."""
@@ -196,53 +242,118 @@ class Mechanism(Aggregation):
         return self.entropy == "seed"
 
     def expected(self, population: int) -> float:
-        """Expected clients in a cohort."""
+        """Expected clients in a cohort: the constant that sums are divided by.
+
+        Args:
+            population: clients in all.
+        """
         return self.sampling.expected(population)
 
     def bits(self, *name: int) -> Bits:
-        """The stream for one draw or release: secret, or named in a simulation."""
+        """The stream for one draw or release.
+
+        Args:
+            name: numbers that name it in a simulation, such as seed, round, attempt and purpose.
+
+        Returns:
+            Secret bits, whatever the name; named ones in a simulation.
+        """
         return Bits.named(*name) if self.simulated else Bits.secret()
 
     # --- what the accountant is told --------------------------------------------------------------------
 
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
-        """What a round with this cohort costs."""
+        """What a round with this cohort costs.
+
+        Args:
+            round: its number, from 0.
+            cohort: the clients that were drawn.
+            workload: what of the run decides its cost.
+            attempt: how often this round was charged before.
+
+        Returns:
+            A charge, made of the same numbers that sampling and noise use.
+        """
         raise NotImplementedError
 
     def costliest(self, workload: Workload) -> Part:
-        """A part that no charge of such a run exceeds, for anyone."""
+        """A part that no charge of such a run exceeds, for anyone.
+
+        Args:
+            workload: what of the run decides its cost.
+        """
         raise NotImplementedError
 
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
-        """What `rounds` rounds at this noise will have cost: the worst of these is the run's."""
+        """What a run will have cost.
+
+        Args:
+            workload: what of the run decides its cost.
+            rounds: how many are run.
+            noise: the noise multiplier.
+
+        Returns:
+            Events and their counts, for each client that may be the worst one.
+        """
         raise NotImplementedError
 
     def header(self, workload: Workload, data: str) -> Header:
-        """The first line of the run's ledger; `data` is a fingerprint of what it protects."""
+        """The first line of the run's ledger.
+
+        Args:
+            workload: what of the run decides its cost.
+            data: a fingerprint of what it protects.
+        """
         return Header(self.unit, self.delta, self.costliest(workload), data, self.simulated)
 
     def calibrated(self, workload: Workload, rounds: int) -> Self:
-        """The same with the least noise of three digits that keeps `rounds` rounds within the budget."""
+        """The same with the least noise of three digits that keeps a run within its budget.
+
+        Args:
+            workload: what of the run decides its cost.
+            rounds: how many are to be run.
+
+        Raises:
+            UserError: no noise is enough.
+        """
         assert self.epsilon is not None
         noise = solve_noise(lambda z: self.planned(workload, rounds, z), self.epsilon, self.delta)
         return replace(self, noise=noise)
 
     def group_epsilon(self, spent: Profile, size: int) -> float:
-        """ε for `size` units together, each of which has spent this."""
+        """ε for several units together.
+
+        Args:
+            spent: what each of them has spent.
+            size: how many they are.
+        """
         return group_epsilon(dict(spent), self.delta, size)
 
     # --- what a server that is no more than curious may learn -------------------------------------------
 
     def seen_header(self, data: str) -> Header | None:
-        """The first line of a second ledger, of what the server sees; None if it is not protected from."""
+        """The first line of a second ledger, of what the server sees; None if it is not protected from.
+
+        Args:
+            data: a fingerprint of what it protects.
+        """
         return None
 
     def seen_by_server(self, round: int, cohort: Ids) -> Charge | None:
-        """What a round with this cohort costs against the server."""
+        """What a round costs against the server.
+
+        Args:
+            round: its number, from 0.
+            cohort: the clients that were drawn, which the server knows.
+        """
         return None
 
     def against_server(self, epsilon: float | None) -> Observer | None:
-        """The statement's line on the server, by that second ledger; None if `describe` has said it all."""
+        """The statement's line on the server; None if `describe` has said it all.
+
+        Args:
+            epsilon: by that second ledger.
+        """
         return None
 
     # --- what a person is told --------------------------------------------------------------------------
@@ -263,8 +374,16 @@ class Mechanism(Aggregation):
     ) -> dict[str, float]:
         """A round's private metrics, for a record; part of what the round's charge pays for.
 
-        `state`: as it was when the round's clients clipped. `tests`: accuracies of clients of the cohort on
-        their own test records.
+        Args:
+            cohort: what each client reported.
+            tests: accuracies of clients of the cohort on their own test records.
+            state: the mechanism's, as it was when the round's clients clipped.
+            round: its number, from 0.
+            attempt: how often this round was charged before.
+            workload: what of the run decides its cost.
+
+        Returns:
+            Metrics by name; none unless the mechanism has private metrics.
         """
         return {}
 
@@ -278,11 +397,21 @@ class Mechanism(Aggregation):
         return NOT_COVERED if self.withholds else (exact, *NOT_COVERED)
 
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
-        """The statement's sentences, for a run whose worst client has these totals."""
+        """The statement's sentences.
+
+        Args:
+            population: clients in all.
+            epsilon: that of the worst client.
+            worst: events and counts of the worst client.
+        """
         raise NotImplementedError
 
     def warnings(self, workload: Workload) -> list[str]:
-        """What is allowed but probably not meant."""
+        """What is allowed but probably not meant.
+
+        Args:
+            workload: what of the run decides its cost.
+        """
         raise NotImplementedError
 
     def _loose_delta(self, units: int, what: str) -> list[str]:
