@@ -8,7 +8,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/test_rooms.py
 
-.PHONY: help demo deploy-demo test test-fast lint bench torture results clean
+.PHONY: help demo deploy-demo test test-fast lint docs bench torture results clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -45,9 +45,18 @@ test-fast: $(VENV)/.installed-dev  ## the quick tests of the core, in under two 
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(FAST)
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
-	@$(BIN)/ruff check src tests bench
-	@$(BIN)/ruff format --check src tests bench
+	@$(BIN)/ruff check src tests bench docs/making
+	@$(BIN)/ruff format --check src tests bench docs/making
 	@$(BIN)/mypy
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "Adding what the site is built with…"
+	@$(PIP) install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs  ## the documentation as a site, in build/docs; warnings are errors
+	@$(ONE_THREAD) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Open build/docs/index.html"
 
 # The peers live in an environment of their own, never in the user's. Torch first: a peer must not pick it.
 .venv-bench/.installed: pyproject.toml bench/constraints.txt bench/requirements.txt
@@ -82,4 +91,4 @@ results: $(VENV)/.installed-dev  ## the comparisons of docs/results.md (about th
 		--picture docs/results-not-private-$$alpha.png; done
 
 clean:  ## remove the environments and caches (runs stay)
-	rm -rf $(VENV) .venv-bench .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-bench build/docs .mypy_cache .ruff_cache .pytest_cache

@@ -2,7 +2,7 @@
 
     import tacit
 
-    config = tacit.load("recipes/quickstart.yaml", {"rounds": 10})
+    config = tacit.load("quickstart.yaml", {"rounds": 10})
     result = tacit.run(config)
     print(result.last("accuracy"), result.path)
 
@@ -16,8 +16,8 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,18 +40,20 @@ from tacit.config.methods import build_algorithm
 from tacit.config.records import named_tokenizer
 from tacit.config.sweep import load_one
 from tacit.data import Dataset, Tokenizer, own
+from tacit.data.describe import client_names
 from tacit.data.identity import Identity, identify
 from tacit.engine import EngineSettings, Job
 from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
-from tacit.federation import Federation, Result, Settings, TensorBoard, Tracker
-from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
+from tacit.federation import Federation, Result, Settings, Tracker
+from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE, load_model
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
-from tacit.federation.fitting import refuse_mismatch, refuse_odd
+from tacit.federation.fitting import refuse_mismatch, refuse_odd, refuse_other_task
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
 from tacit.federation.passed import (
+    OBJECTS,
     describe,
     mark,
     own_copy,
@@ -63,6 +65,7 @@ from tacit.federation.passed import (
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
+from tacit.federation.trackers import open_tracker
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
@@ -81,8 +84,20 @@ from tacit.tasks import Task
 
 RUNS = Path("runs")
 """Where runs go unless told otherwise."""
-LABELS = "labels.json"
-"""What the classes are called."""
+MAY_CHANGE = (
+    "rounds",
+    "engine",
+    "trackers",
+    "checkpoint",
+    "evaluate.every",
+    "evaluate.batch",
+    "evaluate.patience",
+)
+"""What a resume may set otherwise: how long, and how it is computed, tested and saved."""
+
+
+FIRST_FILES = {CONFIG, LINEAGE, LABELS, CLIENTS, OBJECTS}
+"""What is written before a run begins."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -172,11 +187,12 @@ def run(
     Raises:
         UserError: something cannot be done as asked; what is unsound is refused before anything is charged.
     """
+    _refuse_other_kinds(config, model, dataset, engine)
     folder = Path(folder) if folder is not None else new_folder(config.name)
-    config = _on(config, device)
-    if dataset is not None and not isinstance(dataset, type):
-        refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
-    with locked(folder, create=True):
+    with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
+        config = _on(config, device)
+        if dataset is not None and not isinstance(dataset, type):
+            refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
         if (folder / CONFIG).exists():
             raise UserError(
                 f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
@@ -189,6 +205,8 @@ def run(
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         dataset = dataset or build_dataset(config)
+        if task is None:
+            refuse_other_task(dataset, config.task.name if config.task is not None else dataset.task)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
@@ -201,6 +219,9 @@ def run(
             write_passed(folder, passed)
             if dataset.label_names:
                 write_atomically(folder / LABELS, json.dumps(dataset.label_names, ensure_ascii=False) + "\n")
+            natural = config.privacy is None and config.data.partition.kind == "natural"
+            if natural and (names := client_names(job.population)) is not None:
+                write_atomically(folder / CLIENTS, json.dumps(names, ensure_ascii=False) + "\n")
             write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -221,6 +242,7 @@ def resume(
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
     rounds: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Result:
     """Go on with a run from its newest sound checkpoint.
 
@@ -240,20 +262,24 @@ def resume(
         trackers: objects that hear of every round.
         progress: show a bar; by default in terminals and notebooks.
         rounds: go on to this round instead of the one that the run was started with. That is the one setting
-            that may change; it also moves the end of schedules that are made for the whole run.
+            that changes the run; it also moves the end of schedules that are made for the whole run.
+        overrides: may have it too, and whatever of `MAY_CHANGE` decides how the run is computed, tested and
+            saved: that holds until this call returns, and is not recorded.
 
     Returns:
         The trained model and every round's metrics.
 
     Raises:
-        UserError: the folder holds no run, another object was given, or a file was changed.
+        UserError: the folder holds no run, another object was given, a file was changed, or `overrides` has
+            what may not change.
     """
     folder = Path(folder)
     _config(folder)  # a folder without a run is told before a lock is left in it
     with locked(folder):
-        config = _config(folder, {} if rounds is None else {"rounds": rounds})
-        recorded = config
-        config = _on(config, device)
+        changed = {} if rounds is None else {"rounds": rounds}
+        changed |= _refuse_other_changes(overrides or {})
+        recorded = _config(folder, {"rounds": changed["rounds"]} if "rounds" in changed else {})
+        config = _on(_config(folder, changed), device, server=True)
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         refuse_others(folder, given | {"optimizer": optimizer, "sampling": sampling})
         trackers = [*watching(trackers, progress), *trackers]
@@ -263,12 +289,35 @@ def resume(
         _, ancestors = read_lineage(folder)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
-        if rounds is not None:
+        if "rounds" in changed:
             try:
                 write_atomically(folder / CONFIG, sealed_text(configs.dump(recorded)))
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         return _saved(config, federation.run())
+
+
+def _refuse_other_kinds(config: Any, model: Any, dataset: Any, engine: Any) -> None:
+    """What was passed in must be what it is passed as; of classes `describe` has a word of its own."""
+    for name, value, wanted, advice in (
+        ("config", config, Config, "tacit.load(…) makes one of a file or a mapping"),
+        ("model", model, nn.Module, "give a torch module, or name one in the config"),
+        ("dataset", dataset, Dataset, "tacit.dataset(…) makes one of tables, arrays and lists"),
+    ):
+        if not isinstance(value, type | wanted) and not (value is None and name != "config"):
+            raise UserError(f"{name}: this is a {type(value).__name__}; {advice}")
+    if engine is not None and not hasattr(engine, "open"):
+        raise UserError(f"engine: {engine!r} is no engine; give tacit.engine.PoolSettings(workers=4) or such")
+
+
+def _refuse_other_changes(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in overrides:
+        if not any(f"{key}.".startswith(f"{allowed}.") for allowed in MAY_CHANGE):
+            raise UserError(
+                f"--set {key}: a run is one experiment to its end; what may change is "
+                f"{', '.join(MAY_CHANGE)}. Start a new run for anything else"
+            )
+    return overrides
 
 
 def verify(folder: str | Path) -> list[Finding]:
@@ -625,6 +674,20 @@ def resolved(config: Config, job: Job) -> Config:
     return config.model_copy(update={"privacy": privacy})
 
 
+@contextmanager
+def _nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
+    """A run that is refused before it began (its device, its federation, …) takes its first files along."""
+    before = {file.name for file in folder.iterdir()}
+    try:
+        yield
+    except BaseException:
+        begun = {file.name for file in folder.iterdir()} - before - FIRST_FILES
+        if not begun:
+            for name in FIRST_FILES - before:
+                (folder / name).unlink(missing_ok=True)
+        raise
+
+
 def new_folder(name: str) -> Path:
     """A new folder under runs/, named after the config and the time; made here, so it is nobody else's."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -663,15 +726,18 @@ def _saved(config: Config, result: Result) -> Result:
     return result
 
 
-def _on(config: Config, device: str | Sequence[str] | None) -> Config:
-    """The config with another `engine.device`."""
+def _on(config: Config, device: str | Sequence[str] | None, server: bool = False) -> Config:
+    """The config with another `engine.device`; if asked, its server moves from an accelerator, too."""
     if device is None:
         return config
     if not isinstance(config.engine, DeviceSettings):
         raise UserError("engine.device: this kind of engine has no device to choose; leave it out")
     wanted = device if isinstance(device, str) else tuple(device)
-    devices(wanted)
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"device": wanted})})
+    first = devices(wanted)[0]
+    changed: dict[str, Any] = {"engine": config.engine.model_copy(update={"device": wanted})}
+    if server and config.server.device != "cpu":
+        changed["server"] = config.server.model_copy(update={"device": first})
+    return config.model_copy(update=changed)
 
 
 def _federation(
@@ -684,7 +750,8 @@ def _federation(
     settings: Settings,
     sampler: Sampler | None,
 ) -> Federation:
-    own: list[Tracker] = [TensorBoard(folder / "tensorboard")] if "tensorboard" in config.trackers else []
+    values = config.model_dump(mode="json") if config.trackers else {}
+    own = [open_tracker(name, folder, values) for name in config.trackers]
     sampling = build_sampling(config, len(job.population), sampler)
     carried: list[Charge] = []
     if job.privacy is not None:

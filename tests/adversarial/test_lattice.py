@@ -5,7 +5,7 @@ and j + 8 satisfy r² = −2 ln(k·2⁻²⁴) for a whole number k. Whoever know
 the unit were there and as if it were not: it is whole only in the case that is true. The first test shows
 that this attack works; the others, that it is worth no more than a coin against a run.
 
-False alarms: 60 guesses of a fair coin are right 15 to 45 times but for 1 in 10,000.
+False alarms: 60 guesses of a fair coin are right 11 to 49 times but for 2 in 10 million.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tacit.gradients import ClippedGradient
 from tacit.privacy import Bits, ClientLevel, Clip, Poisson
 from tacit.privacy.gaussian import add_rounded_gaussian_
 
-TRIALS, FEWEST, MOST = 60, 15, 45
+TRIALS, FEWEST, MOST = 60, 11, 49
 NOISE, C = 20.0, 1.0
 
 
@@ -164,7 +164,7 @@ def test_a_record_cannot_be_told_by_the_noises_bits(config) -> None:
 
 def test_the_sum_of_whole_numbers_hides_a_unit_in_every_bit() -> None:
     """Before anything is decoded: each bit of the noised whole numbers is as often set with the unit as
-    without, and the low bits are fair. 2 × 20 comparisons, false alarms 1e-6 each.
+    without, and the low bits are fair. 2 × 20 comparisons, false alarms 1e-8 each.
     """
     size = 40_000
     mechanism = ClientLevel(noise=50.0, delta=1e-5, clip=Clip(C), sampling=Poisson(0.5))
@@ -179,7 +179,7 @@ def test_the_sum_of_whole_numbers_hides_a_unit_in_every_bit() -> None:
     for bit in range(20):
         ones = [int((whole >> bit & 1).sum()) for whole in released]
         for count in ones:
-            assert abs(count - size / 2) < 4.9 * np.sqrt(size / 4), (bit, ones)
+            assert abs(count - size / 2) < 5.8 * np.sqrt(size / 4), (bit, ones)
 
 
 def test_totals_do_not_depend_on_order_or_workers(config, dataset) -> None:

@@ -15,7 +15,10 @@ import tacit.privacy
 from tacit.cli.methods import known, measure
 from tacit.config.methods import METHODS
 
-LARGE = ["torch", "transformers", "datasets", "scipy", "peft", "dp_accounting", "matplotlib", "pandas"]
+LARGE = [
+    *["torch", "transformers", "datasets", "scipy", "peft", "dp_accounting", "matplotlib", "pandas"],
+    *["scipy.optimize", "scipy.signal", "scipy.stats"],
+]
 CODE = """
 import json, sys
 sys.argv = ["tacit", *json.loads(sys.argv[1])]
@@ -38,14 +41,17 @@ def imported(*command: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "run --help", "plan --help", "methods"])
+@pytest.mark.parametrize(
+    "command", ["--help", "--version", "run --help", "plan --help", "methods", "recipes"]
+)
 def test_no_large_library_is_imported(command: str) -> None:
     assert not imported(*command.split())
 
 
-def test_a_plan_needs_the_accountants_and_no_torch() -> None:
-    used = imported(*["plan", "--rate", "0.1", "--noise", "1", "--rounds", "10", "--delta", "1e-5"])
-    assert used <= {"scipy", "dp_accounting"}
+@pytest.mark.parametrize("asked", ["--noise 1", "--epsilon 2"])
+def test_a_plan_needs_the_accountants_and_neither_torch_nor_the_slow_parts_of_scipy(asked: str) -> None:
+    used = imported(*f"plan --rate 0.1 {asked} --rounds 10 --delta 1e-5".split())
+    assert used == {"scipy", "dp_accounting"}
 
 
 def test_workers_do_not_import_what_their_job_does_not_need() -> None:

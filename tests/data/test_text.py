@@ -337,3 +337,43 @@ def test_the_tokenizer_is_the_model_s(tmp_path: Path) -> None:
     config = load({**base(), "model": {"hub": str(folder)}, "data": {**base()["data"], "max_length": 32}})
     assert build_tokenizer(config).vocabulary == len(WORDS) + 5
     assert os.environ["TACIT_CACHE"]
+
+
+# --- packing ----------------------------------------------------------------------------------------------
+
+
+def _texts_of(records: TextRecords) -> list[str]:
+    return [records.raw(index).decode().removeprefix("\0") for index in range(len(records))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_packed_examples_are_stretches_of_one_user_and_blind_to_all_others(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lines = [f"{i}{'é' * int(rng.integers(0, 30))}" for i in range(60)]
+    users, most = rng.integers(0, 5, 60), int(rng.integers(8, 60))
+    packed = TextRecords(Texts.of(lines), Bytes(), 32, users=users).joined(most)
+    assert packed.users is not None
+    for user in range(5):
+        own = [line for line, owner in zip(lines, users, strict=True) if owner == user]
+        parts = [text for text, owner in zip(_texts_of(packed), packed.users, strict=True) if owner == user]
+        assert "\n".join(parts).split("\n") == own, "each message once, in order, in nobody else's example"
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            assert len(part.encode()) <= most or "\n" not in part
+            if following is not None:  # as full as it can be
+                assert len(part.encode()) + 1 + len(following.split("\n")[0].encode()) > most
+        # The neighbouring data set, without this user: nobody else's examples differ.
+        others = users != user
+        rest = TextRecords(
+            Texts.of([line for line, stays in zip(lines, others, strict=True) if stays]),
+            Bytes(),
+            32,
+            users=users[others],
+        ).joined(most)
+        kept = [text for text, owner in zip(_texts_of(packed), packed.users, strict=True) if owner != user]
+        assert _texts_of(rest) == kept
+
+
+def test_texts_with_classes_are_not_packed() -> None:
+    records = TextRecords(Texts.of(["a", "b"]), Bytes(), 32, labels=np.array([0, 1]))
+    with pytest.raises(UserError, match=r"data\.pack: texts with classes or pairs cannot be joined"):
+        records.joined(20)

@@ -20,9 +20,10 @@ from tacit.config.owner import Owner, OwnRecords
 from tacit.config.schema import Config
 from tacit.data import Dataset
 from tacit.deploy.client import Client, Reply
-from tacit.deploy.keys import PrivateKey, fingerprint, new_key, public_text, read_key
+from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint, new_key, public_text, read_key
 from tacit.deploy.roster import Member, Roster
 from tacit.deploy.server import LOG, Deployed, Parcel, Patience
+from tacit.deploy.settings import deployed
 from tacit.engine import Job
 from tacit.engine.contract import Replay, free
 from tacit.federation import Result
@@ -32,7 +33,7 @@ from tacit.vector import Vectors
 CLIENTS, RECORDS, CLASSES = 4, 60, 3
 ALLOW: dict[str, Any] = {
     "unit": "none", "epsilon": 1e6, "delta": 1e-5, "simulation": True,
-    "methods": ["fedavg", "scaffold", "dp2-fedsam", "dp-fedadamw", "dp-fedavg"],
+    "methods": ["fedavg", "scaffold", "dp2-fedsam", "dp-fedadamw", "dp-fedavg", "dp-fedlamb"],
     "send": ["examples", "loss", "metrics", "seconds"],
 }  # fmt: skip
 
@@ -79,6 +80,8 @@ class ByHand:
     """Who is not there."""
     changed: Callable[[str, Reply], Reply | None] = lambda who, reply: reply
     """What becomes of a reply on its way."""
+    rewritten: Callable[[str, bytes, bytes], tuple[bytes, bytes]] = lambda who, head, body: (head, body)
+    """What becomes of an order on its way."""
     orders: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     """Every order that was handed over: to whom, head and body."""
     replies: list[tuple[str, Reply]] = field(default_factory=list)
@@ -92,19 +95,19 @@ class ByHand:
         for who, head in orders.items():
             if who not in self.away:
                 tickets[who] = str(len(self.orders))
-                self.waiting[tickets[who]] = who, head, body
-                self.orders.append((who, head, body))
+                self.orders.append((who, *self.rewritten(who, head, bytes(body))))
+                self.waiting[tickets[who]] = self.orders[-1]
         return tickets
 
     def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
         found: dict[str, Parcel | None] = {}
         for ticket in tickets:
             who, head, body = self.waiting.pop(ticket)
-            reply = self.clients[who].answer(head, lambda body=body: body)
+            reply = self.clients[who].answer(head, lambda size, body=body: bytearray(body))
             if reply is not None:
                 self.replies.append((who, reply))
                 reply = self.changed(who, reply)
-            found[ticket] = None if reply is None else (reply[0], lambda reply=reply: reply[1])
+            found[ticket] = None if reply is None else (reply[0], lambda size, reply=reply: reply[1])
         return found
 
     def close(self) -> None:
@@ -121,11 +124,12 @@ class Small:
     whos: list[str]
     transport: ByHand
     held: Dataset
+    peers: Callable[[], list[PublicKey]]
 
     kind = "flower"
 
     def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Deployed:
-        return Deployed(job, self.transport, self.key, self.folder / LOG, Patience(600.0, 1))
+        return deployed(job, self.transport, self.key, self.folder / LOG, Patience(600.0, 1))
 
     def run(self, config: Config, folder: Path) -> Result:
         return tacit.run(config, folder, dataset=self.held, engine=self, progress=False)
@@ -137,7 +141,7 @@ class Small:
         """A client whose process ended and was started again."""
         old = self.clients[number]
         old.close()
-        new = Client(old.folder, old._key, old._server, old.allow, old._prepare, old._clock)
+        new = Client(old.folder, old._key, old._server, old.allow, old._prepare, old._clock, self.peers)
         self.clients[number] = new
         self.transport.clients = {**self.transport.clients, self.whos[number]: new}
         return new
@@ -167,7 +171,7 @@ def federation(
     folder.mkdir(parents=True)
     split = build_population(settings(**sim), held)
     key = new_key(folder / "server")
-    clients, members, whos = [], [], []
+    clients, members, whos, known = [], [], [], list[PublicKey]()
     for number in range(CLIENTS):
         home = place / f"client-{number}"
         home.mkdir()
@@ -178,16 +182,25 @@ def federation(
         )  # fmt: skip
         own = np.asarray(split.train(number))
         records = Held(owner, held, own)
-        more = {} if clock is None else {"clock": clock}
+        more: dict[str, Any] = {} if clock is None else {"clock": clock}
         clients.append(
             Client(
-                home / "state", read_key(home / "key"), key.public_key(), owner.allow, records.prepare, **more
+                home / "state",
+                read_key(home / "key"),
+                key.public_key(),
+                owner.allow,
+                records.prepare,
+                peers=lambda: list(known),
+                **more,
             )
         )
+        known.append(own_key.public_key())
         whos.append(fingerprint(own_key.public_key()))
         members.append(Member(owner.name, public_text(own_key.public_key()), len(own)))
     roster = Roster()
     for member in members:
         roster = roster.with_member(member)
     roster.write(folder)
-    return Small(folder, key, clients, whos, ByHand(dict(zip(whos, clients, strict=True))), held)
+    return Small(
+        folder, key, clients, whos, ByHand(dict(zip(whos, clients, strict=True))), held, lambda: list(known)
+    )

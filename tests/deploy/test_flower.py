@@ -1,4 +1,4 @@
-"""The real thing, small: a SuperLink with two doors and two clients, TLS and keys, on loopback."""
+"""The real thing, small: a SuperLink with two doors and three clients, TLS and keys, on loopback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +21,50 @@ import pytest
 from deploy_small import same, vectors
 
 import tacit
-from tacit.deploy.folders import Invitation, init_client, init_server
+from tacit.deploy.folders import init_client, init_server
 from tacit.deploy.keys import fingerprint, read_key
 from tacit.deploy.roster import Member, Roster
 
 pytest.importorskip("flwr")
+pytestmark = pytest.mark.slow
 
-SPLIT = {"kind": "dirichlet", "clients": 2, "alpha": 0.5}
+CLIENTS = 3
+SPLIT = {"kind": "dirichlet", "clients": CLIENTS, "alpha": 0.5}
 OWNER = """name: owner-{part}
 server: localhost:{port}
-data: {{name: fashion-mnist-slice, partition: {{kind: dirichlet, clients: 2, alpha: 0.5}}}}
+data: {{name: fashion-mnist-slice, partition: {{kind: dirichlet, clients: 3, alpha: 0.5}}}}
 part: {part}
-allow: {{unit: example, epsilon: 100, delta: 1.0e-5, methods: [dp-fedadamw], send: [examples, loss, metrics],
-  simulation: true}}
+allow: {{unit: none, epsilon: 100, delta: 1.0e-5, methods: [dp-fedadamw, dp-fedlamb],
+  send: [examples, loss, metrics], simulation: true}}
 """
+EXAMPLE = {"unit": "example", "noise": 1.0, "clip": 1.0, "delta": 1e-5, "entropy": "seed"}
+SECURE = {"unit": "client", "noise": 1.0, "clip": 1.0, "delta": 1e-5, "entropy": "seed"}
+SECURE |= {"aggregation": "secure", "threshold": 0.6}
 
 
-def settings(folder: Path | None) -> dict[str, Any]:
-    return {
+def settings(folder: Path | None, method: str, privacy: dict[str, Any], **more: Any) -> Any:
+    values = {
         "rounds": 2,
         "data": {
             "name": "fashion-mnist-slice",
-            "partition": SPLIT if folder is None else {"kind": "owners", "clients": 2},
+            "partition": SPLIT if folder is None else {"kind": "owners", "clients": CLIENTS},
         },
         "model": "logistic",
-        "method": "dp-fedadamw",
-        "cohort": 2,
+        "method": method,
+        "cohort": {"size": CLIENTS, "sampling": "fixed"},
         "local": {"steps": 2, "batch": 20, "lr": 0.01},
-        "privacy": {"unit": "example", "noise": 1.0, "clip": 1.0, "delta": 1e-5, "entropy": "seed"},
+        "privacy": privacy,
         "engine": {"kind": "in-process"}
         if folder is None
-        else {"kind": "flower", "federation": str(folder), "deadline": 300, "wait": 2},
+        else {"kind": "flower", "federation": str(folder), "deadline": 240, "wait": CLIENTS},
     }
+    return tacit.load(values | more)
 
 
 @contextmanager
 def started(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with log.open("wb") as stream:
+    with log.open("ab") as stream:
         command = [sys.executable, "-m", "tacit", *arguments]
         process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
         try:
@@ -68,11 +75,12 @@ def started(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
                 process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
-def says(log: Path, text: str, seconds: float = 120.0) -> None:
+def says(log: Path, text: str, seconds: float = 120.0, times: int = 1) -> None:
     ends = time.monotonic() + seconds
-    while text not in log.read_text():
+    while log.read_text().count(text) < times:
         assert time.monotonic() < ends, log.read_text()
         time.sleep(0.1)
 
@@ -83,26 +91,75 @@ def answer(port: int, trust: ssl.SSLContext, path: str, method: str = "POST") ->
     return connection.getresponse().status
 
 
-@pytest.mark.slow
-def test_two_clients_behind_a_superlink_compute_what_the_simulation_does(tmp_path: Path) -> None:
+@dataclass
+class Federation:
+    """Folders of a server, three owners and a stranger, and processes that can be started again."""
+
+    place: Path
+    port: int
+
+    @property
+    def folder(self) -> Path:
+        return self.place / "federation"
+
+    def home(self, part: int | str) -> Path:
+        return self.place / f"owner-{part}"
+
+    def log(self, part: int | str) -> Path:
+        return self.place / f"owner-{part}.log"
+
+    def server(self) -> Any:
+        return started(self.place / "server.log", "server", "start", str(self.folder))
+
+    def client(self, part: int | str) -> Any:
+        return started(self.log(part), "client", "start", str(self.home(part)))
+
+    def lines(self, part: int) -> list[dict[str, Any]]:
+        file = self.home(part) / "state" / "log.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def charges(self, part: int) -> list[int]:
+        """The rounds that a client has paid for, of all runs, as its ledgers on disk have them."""
+        found = []
+        for file in (self.home(part) / "state" / "ledgers").glob("*.jsonl"):
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            found += [line["round"] for line in lines if "round" in line]
+        return sorted(found)
+
+
+def new(place: Path) -> Federation:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    folder = tmp_path / "federation"
-    invitation: Invitation = init_server(folder, ["localhost"], "127.0.0.1", port)
-    roster, simulated = Roster(), tacit.load(settings(None))
-    sim = tacit.run(simulated, tmp_path / "sim", progress=False)
-    sizes = [5000, 5000]
-    for part in range(2):
-        home = tmp_path / f"owner-{part}"
-        init_client(home, invitation, OWNER.format(part=part, port=port))
-        key = (home / "key.pub").read_text().strip()
-        roster = roster.with_member(Member(f"owner-{part}", key, sizes[part]))
-    roster.write(folder)
-    stranger = tmp_path / "stranger"
-    init_client(stranger, invitation, OWNER.format(part=0, port=port))
-    with started(tmp_path / "server.log", "server", "start", str(folder)):
+    federation = Federation(place, port)
+    invitation = init_server(federation.folder, ["localhost"], "127.0.0.1", port)
+    roster = Roster()
+    for part in range(CLIENTS):
+        init_client(federation.home(part), invitation, OWNER.format(part=part, port=port))
+        key = (federation.home(part) / "key.pub").read_text().strip()
+        roster = roster.with_member(Member(f"owner-{part}", key, 3000))
+    roster.write(federation.folder)
+    for part in range(CLIENTS):
+        others = tuple(m for number, m in enumerate(roster.members) if number != part)
+        Roster(others).write(federation.home(part))
+    init_client(federation.home("stranger"), invitation, OWNER.format(part=0, port=port))
+    return federation
+
+
+def test_three_clients_behind_a_superlink_compute_what_the_simulation_does(tmp_path: Path) -> None:
+    """Noise of each client's own, then secure aggregation; a stranger at the door, and somebody put out."""
+    federation = new(tmp_path)
+    folder, port = federation.folder, federation.port
+    asked = {"plain": ("dp-fedadamw", EXAMPLE), "secure": ("dp-fedlamb", SECURE)}
+    simulated = {
+        name: tacit.run(settings(None, *given), tmp_path / f"sim-{name}", progress=False)
+        for name, given in asked.items()
+    }
+    with ExitStack() as stack:
+        stack.enter_context(federation.server())
         says(tmp_path / "server.log", "open at")
+        for part in (*range(CLIENTS), "stranger"):
+            stack.enter_context(federation.client(part))
         trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         # A stranger at the public door: nothing but the Fleet interface, and that only with a known key.
         for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleet/register-node"):
@@ -111,18 +168,25 @@ def test_two_clients_behind_a_superlink_compute_what_the_simulation_does(tmp_pat
         with pytest.raises(ssl.SSLError):
             answer(port, ssl.create_default_context(), "/v1/fleet/pull-messages")
         assert (folder / "superlink.sock").stat().st_mode & 0o077 == 0
-        logs = [tmp_path / f"owner-{part}.log" for part in range(2)]
-        with (
-            started(logs[0], "client", "start", str(tmp_path / "owner-0")),
-            started(logs[1], "client", "start", str(tmp_path / "owner-1")),
-            started(tmp_path / "stranger.log", "client", "start", str(stranger)),
-        ):
-            real = tacit.run(tacit.load(settings(folder)), tmp_path / "real", progress=False)
-            says(tmp_path / "stranger.log", "does not know this client's key")
-    assert same(vectors(sim.path), vectors(real.path))
-    assert "connected to" not in (tmp_path / "stranger.log").read_text()
-    for part in range(2):
-        home = tmp_path / f"owner-{part}"
-        log = [json.loads(line) for line in (home / "state" / "log.jsonl").read_text().splitlines()]
-        assert [line["what"] for line in log] == ["answered", "answered"]
-    assert fingerprint(read_key(stranger / "key").public_key()) not in {m.who for m in roster.members}
+        for name, given in asked.items():
+            real = tacit.run(settings(folder, *given), tmp_path / f"real-{name}", progress=False)
+            assert same(vectors(simulated[name].path), vectors(real.path)), name
+        says(federation.log("stranger"), "does not know this client's key")
+        # Somebody is put out while it is connected: it is refused at its next message, and both sides say so.
+        Roster.read(folder).without("owner-2").write(folder)
+        says(federation.log(2), "its key was put out", 60)
+        once = {
+            "rounds": 1,
+            "engine": settings(folder, *asked["plain"]).engine.model_copy(update={"wait": 2}),
+        }
+        config = settings(folder, *asked["plain"]).model_copy(update=once)
+        assert tacit.run(config, tmp_path / "without", progress=False).metrics[0]["absent"] == 1
+    steps = ["stepped"] * 2 + ["answered"] + ["stepped"] * 2
+    for part in range(CLIENTS):
+        expected = ["answered"] * 2 + steps * 2 + ["answered"] * (part != 2)
+        assert [line["what"] for line in federation.lines(part)] == expected
+    assert "connected to" not in federation.log("stranger").read_text()
+    stranger = fingerprint(read_key(federation.home("stranger") / "key").public_key())
+    assert stranger not in {m.who for m in Roster.read(folder).members}
+    told = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [(line["client"], line["text"]) for line in told] == [("owner-2", "it was put out")]

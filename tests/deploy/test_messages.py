@@ -19,6 +19,8 @@ from tacit.deploy.messages import (
     Answer,
     BadMessage,
     Refusal,
+    StepAnswer,
+    StepOrder,
     TrainOrder,
     body_hash,
     pack,
@@ -30,7 +32,8 @@ from tacit.deploy.messages import (
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 TOKEN = "0123456789abcdef" * 2
-BODY, VECTORS = pack({"theta": torch.arange(3.0), "k": torch.tensor([1, -2], dtype=torch.int32)})
+PACKED, VECTORS = pack({"theta": torch.arange(3.0), "k": torch.tensor([1, -2], dtype=torch.int32)})
+BODY = bytes(PACKED)
 ORDER = TrainOrder(
     run=TOKEN,
     to=TOKEN * 2,
@@ -75,22 +78,31 @@ ANSWER = Answer(
     body=body_hash(BODY),
 )
 REFUSAL = Refusal(TOKEN, 1, TOKEN, "budget", "no room")
+STEP = StepOrder(TOKEN, TOKEN * 2, 1, TOKEN, 1.5, 60.0, 0, 0, "agree", TOKEN * 2, 3, body_hash(b"abc"))
+STEPPED = StepAnswer(TOKEN, 1, TOKEN, TOKEN * 2, 3, body_hash(b"abc"))
+MASKED = replace(ORDER, terms="00ff", members=(TOKEN * 2, TOKEN), delivery="ab")
+ALL = (ORDER, ANSWER, REFUSAL, STEP, STEPPED, MASKED)
 
 
-@pytest.mark.parametrize("head", [ORDER, ANSWER, REFUSAL])
+@pytest.mark.parametrize("head", ALL)
 def test_what_is_written_is_read(head: messages.Head) -> None:
     assert read(written(head, KEY), KEY.public_key(), type(head)) == head
 
 
 def test_bodies_are_exact() -> None:
-    found = unpack(BODY, ORDER, VECTORS)
+    found = unpack(lambda size: BODY, ORDER, VECTORS)
     assert torch.equal(found["theta"], torch.arange(3.0)) and found["k"].tolist() == [1, -2]
     odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])
     body, vectors = pack({"x": odd})
-    again = unpack(body, replace(ORDER, vectors=vectors, body=body_hash(body)), vectors)["x"]
+    again = unpack(lambda size: body, replace(ORDER, vectors=vectors, body=body_hash(body)), vectors)["x"]
     assert torch.equal(again.view(torch.int32), odd.view(torch.int32))
     found["theta"].add_(1)
-    assert torch.equal(unpack(BODY, ORDER, VECTORS)["theta"], torch.arange(3.0)), "in memory of its own"
+    again = unpack(lambda size: BODY, ORDER, VECTORS)["theta"]
+    assert torch.equal(again, torch.arange(3.0)), "in memory of its own"
+    fetched = bytearray(BODY)
+    where_it_came = unpack(lambda size: fetched, ORDER, VECTORS)["theta"]
+    where_it_came.add_(1)
+    assert fetched != BODY and where_it_came.tolist() == [1.0, 2.0, 3.0], "no copy of what was fetched"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +120,7 @@ def test_another_body_is_refused(
     body: bytes, head: TrainOrder, expected: tuple[messages.Vector, ...]
 ) -> None:
     with pytest.raises(BadMessage):
-        unpack(body, head, expected)
+        unpack(lambda size: body, head, expected)
 
 
 def test_only_the_owner_of_the_key_can_write() -> None:
@@ -166,10 +178,10 @@ def test_ten_thousand_damaged_messages_are_refused_and_nothing_else(monkeypatch:
     """
     monkeypatch.setattr(messages, "signed_by", lambda *args: True)
     rng = np.random.default_rng(0)
-    sound = [written(head, KEY) for head in (ORDER, ANSWER, REFUSAL)]
+    sound = [written(head, KEY) for head in ALL]
     refused = 0
     for number in range(10_000):
-        message = bytearray(sound[number % 3])
+        message = bytearray(sound[number % len(ALL)])
         for _ in range(int(rng.integers(1, 4))):
             at, kind = int(rng.integers(len(message))), int(rng.integers(5))
             if kind == 0:
@@ -179,7 +191,7 @@ def test_ten_thousand_damaged_messages_are_refused_and_nothing_else(monkeypatch:
             elif kind == 2:
                 message[at:at] = rng.bytes(int(rng.integers(1, 40)))
             elif kind == 3:
-                other = sound[int(rng.integers(3))]
+                other = sound[int(rng.integers(len(ALL)))]
                 message[at : at + 20] = other[at : at + 20]
             else:
                 message[at:at] = [b"{", b"[", b'"', b"\\u0000", b"null", b"1e999", b"\xff"][
@@ -205,6 +217,6 @@ def test_a_client_answers_garbage_with_silence_and_a_line_in_its_log(tmp_path: P
     for number in range(300):
         damaged = bytearray(head)
         damaged[int(rng.integers(len(head)))] ^= 1 << int(rng.integers(8))
-        assert client.answer(bytes(damaged) if number % 2 else rng.bytes(200), lambda: body) is None
+        assert client.answer(bytes(damaged) if number % 2 else rng.bytes(200), lambda size: body) is None
     log = [json.loads(line) for line in client.folder.joinpath("log.jsonl").read_text().splitlines()]
     assert [line["what"] for line in log[before:]] == ["dropped"] * 300

@@ -69,7 +69,7 @@ def test_the_budget_is_kept_by_the_client_alone_over_all_runs(tmp_path: Path) ->
     head, body = small.transport.orders[-1][1:]
     order = read(head, small.key.public_key(), TrainOrder)
     fresh = TrainOrder(**{**vars(order), "nonce": "a" * 32, "to": small.whos[worst], "client": worst})
-    again = small.reopened(worst).answer(written(fresh, small.key), lambda: body)
+    again = small.reopened(worst).answer(written(fresh, small.key), lambda size: body)
     assert refusal(small, worst, again) == "budget" and charges(small, worst) == 2
 
 
@@ -143,10 +143,10 @@ def test_a_stale_order_costs_nothing(tmp_path: Path) -> None:
     fresh = written(TrainOrder(**{**vars(order), "nonce": "f" * 32}), small.key)
     for shift in (order.ttl + 60, -3600.0):
         late[0] = shift
-        assert refusal(small, client, small.clients[client].answer(fresh, lambda: body)) == "expired"
+        assert refusal(small, client, small.clients[client].answer(fresh, lambda size: body)) == "expired"
     assert charges(small, client) == 1
     late[0] = 0.0
-    assert small.clients[client].answer(fresh, lambda: body) is not None
+    assert small.clients[client].answer(fresh, lambda size: body) is not None
     assert charges(small, client) == 2, "the very same order is carried out while it holds"
 
 
@@ -154,9 +154,9 @@ def test_an_order_is_carried_out_once(tmp_path: Path) -> None:
     small = federation(tmp_path, {"unit": "example"})
     small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
     client, _, head, body = given(small)
-    assert refusal(small, client, small.clients[client].answer(head, lambda: body)) == "replayed"
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "replayed"
     small.reopened(client)
-    assert refusal(small, client, small.clients[client].answer(head, lambda: body)) == "replayed"
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "replayed"
     assert charges(small, client) == 1
 
 
@@ -165,11 +165,20 @@ def test_an_order_for_another_or_from_another_is_dropped(tmp_path: Path) -> None
     small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
     client, order, head, body = given(small)
     other = (client + 1) % 4
-    assert small.clients[other].answer(head, lambda: body) is None
+    assert small.clients[other].answer(head, lambda size: body) is None
     forged = written(TrainOrder(**{**vars(order), "nonce": "e" * 32}), small.clients[other]._key)
-    assert small.clients[client].answer(forged, lambda: body) is None
+    assert small.clients[client].answer(forged, lambda size: body) is None
     assert [small.log(c)[-1]["what"] for c in (client, other)] == ["dropped", "dropped"]
     assert charges(small, client) == charges(small, other) == 1
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """A federation that has played one round; for tests that leave it as it is."""
+    place = tmp_path_factory.mktemp("played")
+    small = federation(place, {"unit": "example"})
+    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), place / "run")
+    return small
 
 
 @pytest.mark.parametrize(
@@ -189,12 +198,11 @@ def test_an_order_for_another_or_from_another_is_dropped(tmp_path: Path) -> None
         {"config": "a: &a [*a]"},
     ],
 )
-def test_what_does_not_fit_is_refused_and_costs_nothing(change: dict[str, Any], tmp_path: Path) -> None:
-    small = federation(tmp_path, {"unit": "example"})
-    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
+def test_what_does_not_fit_is_refused_and_costs_nothing(change: dict[str, Any], played: Small) -> None:
+    small = played
     client, order, _, body = given(small)
     head = written(TrainOrder(**{**vars(order), "nonce": "d" * 32, **change}), small.key)
-    assert refusal(small, client, small.clients[client].answer(head, lambda: body)) == "mismatch"
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "mismatch"
     assert charges(small, client) == 1
 
 
@@ -206,7 +214,7 @@ def test_a_run_that_gets_dearer_is_another_run(tmp_path: Path) -> None:
     config = order.config.replace("noise: 1.0", "noise: 0.5")
     assert config != order.config
     head = written(TrainOrder(**{**vars(order), "nonce": "c" * 32, "config": config}), small.key)
-    assert refusal(small, client, small.clients[client].answer(head, lambda: body)) == "failed"
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "failed"
     assert charges(small, client) == 1
 
 
@@ -243,3 +251,45 @@ def test_a_charge_stays_when_the_client_dies_before_it_answers(
     small.resume(tmp_path / "run")
     assert charges(small, paid[0]) == 2, "the round that is played again is paid again"
     assert client in range(4)
+
+
+def test_correlated_noise_is_paid_once_and_nobody_is_asked_before_its_turn(tmp_path: Path) -> None:
+    """Four clients in two groups: each takes part in every other round, and checks that by itself."""
+    blt = {"unit": "client", "noise": 4.0, "clip": 0.5, "delta": 1e-3, "mechanism": {"kind": "blt"}}
+    asked = {"method": "fedavg", "privacy": blt, "cohort": 2, "rounds": 4}
+    small = federation(tmp_path, {"unit": "client", "epsilon": 50, "delta": 1e-3})
+    result = small.run(settings(deployed=small.folder, **asked), tmp_path / "run")
+    assert [charges(small, number) for number in range(4)] == [2] * 4
+    (models, server) = tacit.statement(tmp_path / "run").observers
+    assert server.epsilon is None and "who took part when" in models.who
+    for client in small.clients:
+        own = own_statement(client.folder, client.allow)
+        assert own.epsilon == pytest.approx(result.metrics[-1]["epsilon"]), "all of the run, from its start"
+    client, order, _, body = given(small)
+    for round, seed in ((order.round + 1, None), (order.round + 3, None), (order.round + 3, 9), (4, None)):
+        config = order.config if seed is None else order.config.replace("seed: 5", f"seed: {seed}")
+        assert seed is None or config != order.config
+        head = written(
+            TrainOrder(
+                **{**vars(order), "nonce": f"{round:016x}{seed or 0:016x}", "round": round, "config": config}
+            ),
+            small.key,
+        )
+        assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) == "not allowed"
+    assert charges(small, client) == 2
+    again = TrainOrder(**{**vars(order), "nonce": "b" * 32, "round": order.round + 2, "attempt": 1})
+    reply = small.reopened(client).answer(written(again, small.key), lambda size: body)
+    assert reply is not None and charges(small, client) == 3
+    assert (
+        own_statement(small.clients[client].folder, small.clients[client].allow).epsilon
+        > result.metrics[-1]["epsilon"]
+    ), "a round that is played again is paid again"
+    with pytest.raises(UserError, match="leave it out, so that clients take turns"):
+        banded = {**blt, "mechanism": {"kind": "banded", "bands": 2}}
+        small.run(
+            settings(
+                deployed=small.folder,
+                **{**asked, "privacy": banded, "cohort": {"size": 2, "sampling": "poisson"}},
+            ),
+            tmp_path / "banded",
+        )

@@ -165,7 +165,18 @@ def shm() -> set[str]:
     return {name for name in names if not name.startswith("sem.")}
 
 
-def children(pid: int) -> Iterator[int]:
-    """Process ids of a process's children."""
+def children(pid: int, servers: bool = False) -> Iterator[int]:
+    """Process ids of a process's workers; with `servers` also of those that fork them."""
     for task in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
+        for child in map(int, (task / "children").read_text().split()):
+            forks = b"fork_server" in Path(f"/proc/{child}/cmdline").read_bytes()
+            if forks and not _forked(child):
+                yield from children(child, servers)
+            if servers or not forks or _forked(child):
+                yield child
+
+
+def _forked(pid: int) -> bool:
+    """Whether it is a worker of a fork server, whose command line it has."""
+    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    return b"fork_server" in Path(f"/proc/{parent}/cmdline").read_bytes()

@@ -215,7 +215,7 @@ def test_nothing_is_left_in_shared_memory_at_any_kill(tmp_path: Path) -> None:
         deadline = time.monotonic() + min(pause, 60.0)
         while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        workers = list(small.children(process.pid))
+        workers = list(small.children(process.pid, servers=True))
         process.kill()
         process.communicate()
         deadline = time.monotonic() + 15

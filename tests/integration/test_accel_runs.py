@@ -37,11 +37,16 @@ def facts(result: tacit.Result) -> list[dict[str, Any]]:
 
 
 def both(config: Config, **objects: Any) -> accel.Traffic:
-    """Run on either device, compare all that was saved, and say what moved between host and device."""
+    """Run on either device, compare all that was saved, and say what moved between host and device.
+
+    The server's step is on that device, too.
+    """
     runs = {}
     for device in ("cpu", accel.NAME):
+        server = config.server.model_copy(update={"device": device})
+        there = config.model_copy(update={"server": server})
         with accel.counting() as traffic:
-            runs[device] = tacit.run(config, device, device=device, progress=False, **objects)
+            runs[device] = tacit.run(there, device, device=device, progress=False, **objects)
     here, there = runs["cpu"], runs[accel.NAME]
     assert facts(here) == facts(there)
     ours, theirs = vectors(there.path), vectors(here.path)
@@ -52,7 +57,7 @@ def both(config: Config, **objects: Any) -> accel.Traffic:
     assert kept.keys() == also.keys()
     for client, state in kept.items():
         assert all(torch.equal(vector, also[client][name]) for name, vector in state.items())
-    assert (there.path / "config.yaml").read_text().count("device: accel") == 1
+    assert (there.path / "config.yaml").read_text().count("device: accel") == 2
     return traffic
 
 

@@ -18,7 +18,7 @@ from command import GOOD
 from command import tacit as command
 from conftest import blobs
 from methods_small import configured, halves, play
-from tacit.config.build import build_probe
+from tacit.config.build import build_job, build_probe
 from tacit.errors import UserError
 from tacit.report import compare
 from tacit.tasks import Classification
@@ -151,3 +151,19 @@ def test_a_run_may_be_judged_by_matthews_correlation() -> None:
     assert -1 <= result.best() == result.last("matthews") <= 1
     with pytest.raises(UserError, match="there is no 'mathews'"):
         Classification(("mathews",))
+
+
+def test_a_model_may_be_judged_by_some_records_always_the_same(tmp_path: Path) -> None:
+    data = blobs(80)
+
+    def judges(**more: int) -> list[bytes]:
+        job = build_job(configured("fedavg", {**more}), tmp_path, dataset=data)
+        return [row.numpy().tobytes() for row in job.test.take(np.arange(len(job.test)))["x"]]
+
+    everyone = judges()
+    some = judges(**{"evaluate.records": 7})
+    assert len(some) == len(set(some)) == 7
+    assert set(some) < set(everyone)
+    assert some == judges(**{"evaluate.records": 7}), "a resume is judged by the same"
+    assert some != judges(**{"evaluate.records": 7, "seed": 77})
+    assert judges(**{"evaluate.records": 1000}) == everyone

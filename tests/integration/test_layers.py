@@ -59,6 +59,13 @@ def test_statistics_are_those_of_the_updates_before_clipping(
         mean, std = over_rounds(result.metrics)[name]
         assert mean == pytest.approx(norms[:, i].mean(), rel=1e-4)
         assert std == pytest.approx(norms[:, i].std(), rel=1e-3)
+        # One bound for everything: each layer shrinks as the whole does (Algorithm 1 of paper 003).
+        if private:
+            shrunk = norms * np.minimum(1, 1e-3 / np.linalg.norm(norms, axis=1, keepdims=True))
+            mean, std = over_rounds(result.metrics, "clipped_layers")[name]
+            assert mean == pytest.approx(shrunk[:, i].mean(), rel=1e-4)
+            assert std == pytest.approx(shrunk[:, i].std(), rel=1e-3)
+    assert private or not over_rounds(result.metrics, "clipped_layers")
     assert set(by_kind(over_rounds(result.metrics))) <= {"MLP", "head", "other"}
 
 

@@ -17,6 +17,7 @@ from command import GOOD, tacit
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
 from tacit.report import compare
+from tacit.sweeps import sweep
 
 SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 0.1") + (
     "name: mini\n"
@@ -44,6 +45,9 @@ def test_choosing_by_protected_records_is_refused(tmp_path: Path) -> None:
         r"with 3 of them on average, ε = ([\d.]+) where one run has ([\d.]+)", str(refused.value)
     )
     assert price is not None and float(price[2]) < float(price[1]) < 3 * float(price[2])
+    with pytest.raises(UserError, match=r"with 3 of them on average, ε = "):
+        sweep(file, {"sweep.seed": [1]}, "out")
+    assert not Path("out").exists(), "nothing was run, and nothing charged"
     file.write_text(SWEEP.replace(", privacy.entropy: seed", "").replace("  tune:", "  #"))
     assert read_sweep(file, {}) is not None, "comparing without choosing claims what each run claims"
 

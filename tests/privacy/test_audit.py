@@ -1,4 +1,8 @@
-"""The audit: its bounds hold, sound mechanisms pass, and each thing that can be broken is caught."""
+"""The audit: its bounds hold, sound mechanisms pass, and each thing that can be broken is caught.
+
+Audits draw fresh entropy, so whatever is said of one may fail by chance, for less than 1e-6 of all runs: by
+theorem where nothing may be refuted (`SURE`), by the spread of simulated audits where something must be.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,8 @@ from tacit.privacy.games import STATE, audit_mechanism
 from tacit.vector import Vectors
 
 DELTA = 1e-3
+SURE = 1 - 1e-7
+"""So much confidence that a sound mechanism is never refuted here."""
 
 
 def client(
@@ -78,7 +84,7 @@ def test_choosing_an_attack_is_paid_for() -> None:
         inside = rng.random(400) < 0.5
         scores = {str(k): rng.normal(size=400) for k in range(50)}
         alarms += from_scores(inside, scores, 0.0, 0.95)[0] > 0
-    assert alarms <= 25  # P(more than 25 of 200 | 5 %) = 2e-5
+    assert alarms <= 25  # P(more than 25 of 200 | 5 %) = 9e-6
 
 
 def test_the_one_run_p_value_is_that_of_its_theorem() -> None:
@@ -162,26 +168,29 @@ SOUND: list[Callable[[], Mechanism]] = [
 
 def test_sound_mechanisms_are_not_refuted_200_times() -> None:
     """200 audits with fresh entropy each: the false alarms are counted. At 95 % confidence there are at most
-    10 on average; P(more than 25 of 200 | 5 %) = 2e-5.
+    10 on average; P(more than 28 of 200 | 5 %) = 3e-7.
     """
     alarms = [
         audit
         for make, _ in zip(itertools.cycle(SOUND), range(200), strict=False)
         if (audit := audit_mechanism(make(), trials=256, population=256)).refuted
     ]
-    assert len(alarms) <= 25, alarms
+    assert len(alarms) <= 28, alarms
 
 
 def test_the_audit_sees_most_of_what_is_there() -> None:
-    """Not vacuous: of a sound mechanism's ε more than half is shown."""
-    found = audit_mechanism(ExampleLevel(2.0, DELTA, Clip(0.5), Poisson(1.0)), trials=60_000, rate=1.0)
-    assert 0.5 * found.claimed < found.lower <= found.claimed
+    """Not vacuous: even so sure, two fifths of a sound mechanism's ε are shown (100 simulated audits: 0.66 ±
+    0.05 of it, five deviations more).
+    """
+    mechanism = ExampleLevel(1.0, 0.1, Clip(0.5), Poisson(1.0))
+    found = audit_mechanism(mechanism, trials=32_768, confidence=SURE, rate=1.0)
+    assert 0.4 * found.claimed < found.lower <= found.claimed
     assert found.curve is not None and found.curve.lower <= found.curve.claimed
     assert "not refuted" in found.text() and found.to_dict()["refuted"] is False
 
 
 def test_a_simulation_is_audited_as_what_it_simulates_and_no_noise_is_refused() -> None:
-    assert not audit_mechanism(client(entropy="seed", rate=0.3), trials=512).refuted
+    assert not audit_mechanism(client(entropy="seed", rate=0.3), 512, SURE).refuted
     with pytest.raises(UserError, match="nothing to audit"):
         audit_mechanism(client(noise=0.0))
 
@@ -278,12 +287,12 @@ class NamedBatches(ExampleLevel):
 
 
 SABOTAGE: list[tuple[Mechanism, int, str, float]] = [
-    (client(HalfTheNoise), 4096, "", 1.0),
-    (HalfTheNoiseOnRecords(2.0, DELTA, Clip(0.5), Poisson(1.0)), 4096, "", 1.0),
+    (client(HalfTheNoise, noise=1.0), 6144, "", 1.0),
+    (HalfTheNoiseOnRecords(2.0, DELTA, Clip(0.5), Poisson(1.0)), 16_384, "", 1.0),
     (client(OneLayerUnclipped), 1024, "", 1.0),
     (client(DrawnDivisor, rate=0.8), 1024, "how strong", 1.0),
-    (client(NamedCohorts, noise=1.0, rate=0.1), 10_000, "second draw", 1.0),
-    (NamedBatches(1.0, DELTA, Clip(0.5), Poisson(1.0)), 10_000, "second draw", 0.1),
+    (client(NamedCohorts, noise=0.5, rate=0.1), 10_000, "second draw", 1.0),
+    (NamedBatches(0.5, DELTA, Clip(0.5), Poisson(1.0)), 10_000, "second draw", 0.1),
     (client(SameNoise), 1024, "minus", 1.0),
     (client(SameNoiseForAttempts), 1024, "minus", 1.0),
     (client(NoiseByTime), 1024, "minus a repetition", 1.0),
@@ -297,7 +306,9 @@ SABOTAGE: list[tuple[Mechanism, int, str, float]] = [
     ("mechanism", "trials", "attack", "rate"), SABOTAGE, ids=[type(row[0]).__name__ for row in SABOTAGE]
 )
 def test_sabotage_is_caught(mechanism: Mechanism, trials: int, attack: str, rate: float) -> None:
-    """At the first try, at the noise that a run would have."""
+    """At the first try, at the noise that a run would have. What is shown exceeds the claim by five or more
+    of the deviations that 150 simulated audits have, so that one in a million goes unseen at most.
+    """
     found = audit_mechanism(mechanism, trials=trials, population=256, rate=rate)
     assert found.refuted and found.curve is not None, found.text()
     assert attack in found.curve.attack

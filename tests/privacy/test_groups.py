@@ -9,17 +9,26 @@ import pytest
 from scipy.stats import norm
 
 from tacit.privacy import (
+    AdaptiveClip,
+    BandedNoise,
+    BltNoise,
     ClientLevel,
     Clip,
+    ExampleLevel,
+    FixedSize,
     FixedSizeGaussian,
     MatrixRow,
+    Mechanism,
     Poisson,
     PoissonGaussian,
     Workload,
     epsilon,
     make_statement,
+    replay,
 )
-from tacit.privacy.groups import any_group_epsilon, group_epsilon
+from tacit.privacy.groups import SIZES, any_group_epsilon, group_epsilon
+from tacit.privacy.matrices import dense
+from tacit.privacy.mechanisms.correlated import Correlated
 
 
 def exact_delta(rate: float, noise: float, size: int, eps: float) -> float:
@@ -78,3 +87,70 @@ def test_the_statement_tells_it_when_asked() -> None:
     told = make_statement(mechanism, [charge], 1000, groups=(2,))
     assert "2 clients ε = " in told.text()
     assert told.to_dict()["groups"]["2"] > told.epsilon
+
+
+ROUNDS, CROWD = 4, Workload(100, sizes=np.full(100, 50), batch=5)
+
+
+def by_dp_accounting(rate: float, noise: float, count: int, size: int) -> float:
+    """ε of so many rounds for a group, from the library's own events."""
+    from dp_accounting import SelfComposedDpEvent, dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    event = dp_event.GaussianDpEvent(noise / size)
+    if rate < 1:
+        shares = [math.comb(size, i) * rate**i * (1 - rate) ** (size - i) for i in range(size + 1)]
+        event = dp_event.MixtureOfGaussiansDpEvent(noise, [float(i) for i in range(size + 1)], shares)
+    accountant = PLDAccountant(value_discretization_interval=4e-3)
+    return float(accountant.compose(SelfComposedDpEvent(event, count)).get_epsilon(1e-5))
+
+
+def of_statement(mechanism: Mechanism) -> dict[int, float]:
+    """What a run of four rounds tells, if client 0 is in every cohort that it may be in."""
+    charges = [mechanism.charge(t, mechanism.sample(t, 0, CROWD), CROWD) for t in range(ROUNDS)]
+    told = make_statement(mechanism, charges, 100, groups=SIZES).groups
+    assert tuple(size for size, _ in told) == (2, 5, 10)
+    return dict(told)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "rate"),
+    [
+        (ClientLevel(4.0, 1e-5, Clip(0.5), Poisson(0.1)), 0.1),
+        (ClientLevel(8.0, 1e-5, Clip(0.5), Poisson(1.0)), 1.0),
+        (ClientLevel(8.0, 1e-5, Clip(0.5), Poisson(0.1), noise_at="clients"), 0.1),
+        (AdaptiveClip(4.0, 1e-5, Clip(0.5), Poisson(0.1)), 0.1),
+        (ExampleLevel(4.0, 1e-5, Clip(0.5), Poisson(1.0)), 0.1),
+    ],
+)
+def test_a_statements_groups_are_the_librarys(mechanism: Mechanism, rate: float) -> None:
+    for size, told in of_statement(mechanism).items():
+        assert told == pytest.approx(by_dp_accounting(rate, mechanism.noise, ROUNDS, size), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", [BltNoise, BandedNoise])
+def test_a_statements_groups_of_correlated_noise(kind: type[Correlated]) -> None:
+    """k clients move what is released by no more than k times the first column of C, whose rounds these are:
+    with groups of ten nobody comes twice in four rounds.
+    """
+    mechanism = kind(8.0, 1e-5, Clip(0.5), FixedSize(10), rounds=ROUNDS)
+    column = dense(mechanism.matrix(100).coefficients(ROUNDS), ROUNDS)[:, 0]
+    for size, told in of_statement(mechanism).items():
+        exact = by_dp_accounting(1.0, 8.0 / float(np.linalg.norm(column)), 1, size)
+        assert told == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        ClientLevel(20.0, 1e-5, Clip(0.5), FixedSize(10)),
+        BandedNoise(40.0, 1e-5, Clip(0.5), Poisson(0.02), rounds=ROUNDS, bands=2),
+    ],
+)
+def test_other_statements_groups_are_a_bound_that_holds_for_any_mechanism(mechanism: Mechanism) -> None:
+    """ε for k is k·ε′, and one unit has this ε′ at the δ′ that leaves δ for the group."""
+    charges = [mechanism.charge(t, np.arange(10), CROWD) for t in range(ROUNDS)]
+    spend = dict(replay(charges).worst(1e-5).profile)
+    for size, told in of_statement(mechanism).items():
+        one = told / size
+        assert epsilon(spend, 1e-5 * math.expm1(one) / math.expm1(told)).value <= one * (1 + 1e-9)

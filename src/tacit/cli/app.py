@@ -22,6 +22,7 @@ from tacit.cli.layers import layers
 from tacit.cli.ledger import ledger
 from tacit.cli.methods import blocks, methods
 from tacit.cli.plan import plan
+from tacit.cli.recipes import init, recipes
 from tacit.cli.report import board, report
 from tacit.cli.server import server
 from tacit.cli.test import test
@@ -39,7 +40,7 @@ UsageError: Any = typer.BadParameter.__base__
 app = typer.Typer(
     name="tacit",
     help="Differentially private federated learning for large models.\n\n"
-    "Start with `tacit run recipes/quickstart.yaml`.",
+    "Start with `tacit init quickstart` and `tacit run quickstart.yaml`; `tacit recipes` lists more.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -65,7 +66,7 @@ def _options(
     pass
 
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; recipes/ has examples.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; `tacit init` writes one.")]
 Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. `--set local.lr=0.1`. Repeatable."),
@@ -95,9 +96,9 @@ def run(
 
     Examples:
 
-    - `tacit run recipes/quickstart.yaml`
+    - `tacit run quickstart.yaml`
 
-    - `tacit run recipes/quickstart.yaml --set method=fedprox --set method.mu=0.1 --set rounds=50`
+    - `tacit run quickstart.yaml --set method=fedprox --set method.mu=0.1 --set rounds=50`
     """
     from tacit import api, config
     from tacit.config.sweep import read_sweep
@@ -131,7 +132,7 @@ def pretrain(
     checkpoints, Ctrl-C and `tacit resume` are those of a run. A federated config then starts from its folder:
     `model: {…, start: FOLDER}`.
 
-    - `tacit pretrain recipes/small/003/seed.yaml --out runs/seed`
+    - `tacit init small/003/seed`, then `tacit pretrain seed.yaml --out runs/seed`
     """
     from tacit import api, config
 
@@ -156,6 +157,7 @@ def resume(
     device: Annotated[
         list[str], typer.Option(help="Compute there instead: cpu, cuda, cuda:1, … Repeatable.")
     ] = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its newest sound checkpoint.
@@ -164,14 +166,25 @@ def resume(
     checkpoint. Without privacy it ends with the very model it would have had; with it, the round that is
     repeated gets fresh noise and is charged again.
 
+    `--set` takes what may change: rounds; and, for this time only, engine, trackers, checkpoint,
+    evaluate.every, evaluate.batch and evaluate.patience.
+
     - `tacit resume runs/quickstart-20261115-214047`
+
+    - `tacit resume runs/quickstart-20261115-214047 --set rounds=100 --set engine.workers=2`
     """
-    from tacit import api
+    from tacit import api, config
 
     console = _console(as_json)
     console.print(f"resuming [bold]{escape(str(folder))}[/bold]")
     _finish(
-        api.resume(folder, trackers=_progress(console), rounds=rounds, device=device or None),
+        api.resume(
+            folder,
+            trackers=_progress(console),
+            rounds=rounds,
+            device=device or None,
+            overrides=config.parse_overrides(overrides),
+        ),
         console,
         as_json,
     )
@@ -189,9 +202,9 @@ def data(
 
     Of a sweep, the first run's.
 
-    - `tacit data recipes/quickstart.yaml`
+    - `tacit data quickstart.yaml`
 
-    - `tacit data recipes/quickstart.yaml --set data.partition.alpha=0.1 --picture split.png`
+    - `tacit data quickstart.yaml --set data.partition.alpha=0.1 --picture split.png`
     """
     from tacit import config
     from tacit.config.build import build_dataset, build_population
@@ -272,6 +285,8 @@ def export(
         console.print(f"Load it with peft: PeftModel.from_pretrained(base, {str(into)!r})", markup=False)
 
 
+app.command()(recipes)
+app.command()(init)
 app.command()(compare)
 app.command()(report)
 app.command()(board)
@@ -366,6 +381,8 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         console.print(f"[bold red]{result.trouble}[/bold red]")
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
+    if result.kept:
+        console.print(f"Kept: {result.kept}.")
     from tacit.tasks import headline
 
     metric = headline(last)

@@ -14,13 +14,13 @@ REFUTED = 1
 
 
 def audit(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; recipes/ has examples.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; `tacit init` writes one.")],
     overrides: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
     ] = [],  # noqa: B006
     canaries: Annotated[int, typer.Option(min=10, help="Clients or records that are canaries.")] = 200,
     trials: Annotated[int, typer.Option(min=256, help="Trials of the mechanism alone.")] = 20_000,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="That the bounds hold.")] = 0.95,
+    confidence: Annotated[float, typer.Option(min=0.5, max=1 - 1e-9, help="That the bounds hold.")] = 0.95,
     fast: Annotated[bool, typer.Option("--fast", help="The mechanism alone, without a run.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw it here (.png, .svg).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
@@ -31,9 +31,9 @@ def audit(
     which some clients (or records) are canaries, each there by a fair coin. The run is made with fresh
     entropy and thrown away. Exit code 1 if more leaks than is claimed. An audit can say no, never yes.
 
-    - `tacit audit recipes/quickstart.yaml --fast`
+    - `tacit audit quickstart.yaml --fast`
 
-    - `tacit audit recipes/quickstart.yaml --canaries 400 --picture audit.png`
+    - `tacit audit quickstart.yaml --canaries 400 --picture audit.png`
     """
     from tacit import config
     from tacit.config.audit import audit as run_audit

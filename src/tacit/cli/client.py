@@ -73,6 +73,29 @@ def check(folder: Folder) -> None:
 
 
 @client.command()
+def trust(
+    folder: Folder,
+    cards: Annotated[
+        list[Path] | None, typer.Argument(metavar="CARD…", help="Other owners' `card.json`.")
+    ] = None,
+) -> None:
+    """Take other owners' clients into the roster that this client holds, and show it.
+
+    Under secure aggregation a client hides its update among those of clients that it knows. Get the cards
+    from their owners, or compare the keys that are printed with them; not with the server.
+
+    - `tacit client trust clinic bank.json school.json`
+    """
+    from tacit.deploy.roster import held, taken_in
+
+    peers = taken_in(held(folder), cards or [])
+    if cards:
+        peers.write(folder)
+    for member in peers.members:
+        print(f"{member.name}: key {member.who}")
+
+
+@client.command()
 def start(
     folder: Folder,
     unit: Annotated[bool, typer.Option("--unit", help="Print a systemd unit instead.")] = False,
@@ -92,6 +115,7 @@ def start(
     from tacit.deploy.client import Client
     from tacit.deploy.flower import HOME, attend
     from tacit.deploy.keys import read_key, read_public
+    from tacit.deploy.roster import held
     from tacit.federation.lock import locked
 
     torch.set_num_threads(1)
@@ -103,7 +127,10 @@ def start(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with locked(state, create=True):
-        one = Client(state, key, server, owner.allow, records.prepare)
+        one = Client(
+            state, key, server, owner.allow, records.prepare,
+            peers=lambda: [member.public_key for member in held(folder).members],
+        )  # fmt: skip
         try:
             attend(
                 owner.server, folder / owner.ca, key, one.answer, stop, state / HOME,

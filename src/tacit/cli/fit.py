@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; recipes/ has examples.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; `tacit init` writes one.")],
     overrides: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
@@ -24,9 +24,9 @@ def fit(
     Nothing of the model's size is made: a network of many billions of parameters can be asked about on a
     laptop.
 
-    - `tacit fit recipes/quickstart.yaml`
+    - `tacit fit quickstart.yaml`
 
-    - `tacit fit recipes/quickstart.yaml --set model=vit-tiny --set local.batch=256`
+    - `tacit fit quickstart.yaml --set model=vit-tiny --set local.batch=256`
     """
     from tacit.config import parse_overrides
     from tacit.config.fit import fit as estimate

@@ -18,9 +18,10 @@ from tacit.errors import UserError
 def layers(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run with `evaluate: {layers: true}`.")],
     what: Annotated[
-        Literal["updates", "gradients", "server"],
+        Literal["updates", "clipped", "gradients", "server"],
         typer.Option(
-            help="Clients' updates, their gradients while they train, or the mean update and its noise."
+            help="Clients' updates before or after clipping, their gradients while they train, or the mean "
+            "update before and after noise."
         ),
     ] = "updates",
     picture: Annotated[
@@ -30,12 +31,12 @@ def layers(
 ) -> None:
     """Show how far each layer of the clients' updates moved: mean ± deviation over clients and rounds.
 
-    `--what gradients` shows the norms of their gradients instead, `--what server` those of the mean update
-    before the server's noise and after it, in the mean over rounds.
+    `--what clipped` shows them after clipping, `--what gradients` the norms of their gradients, and
+    `--what server` those of the mean update before the server's noise and after it, in the mean over rounds.
 
     These are exact numbers on clients, outside any guarantee: a diagnosis for simulations.
 
-    - `tacit run recipes/small/003/table-1.yaml --set evaluate.layers=true`
+    - `tacit init small/003/table-1`, then `tacit run table-1.yaml --set evaluate.layers=true`
 
     - `tacit layers runs/speech --picture layers.png`
     """
@@ -44,8 +45,10 @@ def layers(
     from tacit.report.layers import draw
 
     metrics = read_metrics(folder / "metrics.jsonl")
-    key = {"updates": "layers", "gradients": "gradient_layers", "server": "server_layers"}[what]
+    key = "layers" if what == "updates" else {"gradients": "gradient"}.get(what, what) + "_layers"
     found = of_server(metrics) if what == "server" else over_rounds(metrics, key)
+    if not found and what == "clipped" and over_rounds(metrics):
+        raise UserError(f"{folder} clipped no client's update: it has no guarantee for whole clients")
     if not found:
         raise UserError(f"{folder} recorded no layers; run it with --set evaluate.layers=true")
     kinds = {} if what == "server" else by_kind(found)

@@ -33,7 +33,7 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
     Traffic is measured: each method trains one client of a small transformer. 1× is the model, FedAvg's own.
     Choose one with `method: NAME` in a config or `--set method=NAME`:
 
-    - `tacit run recipes/quickstart.yaml --set method=scaffold --set privacy=null`
+    - `tacit run quickstart.yaml --set method=scaffold --set privacy=null`
     """
     from tacit.config.methods import METHODS
 
@@ -132,9 +132,9 @@ def blocks(
 
     FedAdamW and DP-FedAdamW send one number a block instead of one for each coordinate.
 
-    - `tacit blocks recipes/quickstart.yaml --set model=vit-tiny`
+    - `tacit blocks quickstart.yaml --set model=vit-tiny`
 
-    - `tacit blocks recipes/quickstart.yaml --set model=vit-tiny --kind fine --limit 5`
+    - `tacit blocks quickstart.yaml --set model=vit-tiny --kind fine --limit 5`
     """
     from tacit import config
     from tacit.config.build import build_dataset, build_model

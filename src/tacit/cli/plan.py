@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -28,13 +29,6 @@ class NoiseOn(StrEnum):
     client = "client"
 
 
-class HowDrawn(StrEnum):
-    """How cohorts are drawn."""
-
-    poisson = "poisson"
-    fixed = "fixed"
-
-
 def _option(text: str, panel: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
 
@@ -50,20 +44,31 @@ def plan(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
     ] = [],  # noqa: B006
     rate: Annotated[float | None, _option("Probability that a client joins a round.", _RUN)] = None,
-    noise: Annotated[float | None, _option("Noise multiplier: std ÷ clipping bound.", _RUN)] = None,
+    noise: Annotated[
+        str | None, _option("Noise multiplier: std ÷ clipping bound; or a list, 0.5,1,2.", _RUN)
+    ] = None,
     noise_on: Annotated[
         NoiseOn, _option("What --noise is stated on: `sum`, `average` (003's σ_DP), `client`.", _RUN)
     ] = NoiseOn.sum,
-    rounds: Annotated[int | None, _option("Rounds to run.", _RUN)] = None,
+    rounds: Annotated[str | None, _option("Rounds to run; or a list.", _RUN)] = None,
     delta: Annotated[float | None, _option("δ; take it below 1 ÷ population.", _RUN)] = None,
     epsilon: Annotated[
-        float | None, _option("Target: solves for the one setting that is left out.", _RUN)
+        str | None, _option("Target: solves for the one setting that is left out; or a list.", _RUN)
     ] = None,
-    population: Annotated[int | None, _option("How many clients there are.", _SCALE)] = None,
-    cohort: Annotated[int | None, _option("Expected clients a round (÷ population = rate).", _SCALE)] = None,
+    population: Annotated[str | None, _option("How many clients there are; or a list.", _SCALE)] = None,
+    cohort: Annotated[
+        str | None, _option("Expected clients a round (÷ population = rate); or a list.", _SCALE)
+    ] = None,
     sampling: Annotated[
-        HowDrawn, _option("`fixed` cohorts have a bound of their own (RDP only).", _SCALE)
-    ] = HowDrawn.poisson,
+        str, _option("poisson; fixed (RDP only); blt, banded: none, clients take turns; or a list.", _SCALE)
+    ] = "poisson",
+    dropout: Annotated[
+        float | None, _option("Share of devices that vanish once drawn: who adds what noise.", _SCALE)
+    ] = None,
+    dimension: Annotated[
+        str | None, _option("Parameters that are trained: for signal to noise.", _SCALE)
+    ] = None,
+    clip: Annotated[float | None, _option("Clipping norm, with --dimension.", _SCALE)] = None,
     at: Annotated[
         list[str], _option("POPULATION:COHORT to extrapolate ε to, at the same noise on average.", _SCALE)
     ] = [],  # noqa: B006
@@ -82,6 +87,8 @@ def plan(
         float | None, _option("Also the best of a random number of such runs, of this mean.", _RUN)
     ] = None,
     table: Annotated[bool, _option("A grid of ε around the answer.", _OUTPUT, "--table")] = False,
+    csv: Annotated[Path | None, _option("Also write the table of a list there.", _OUTPUT)] = None,
+    picture: Annotated[Path | None, _option("Also draw it there: PNG, SVG or PDF.", _OUTPUT)] = None,
     compare_closed_form: Annotated[
         bool,
         _option("Noise by DP²-FedSAM's formula: no guarantee.", _OUTPUT, "--compare-closed-form"),
@@ -92,7 +99,7 @@ def plan(
 
     What a config will cost, before it runs:
 
-    - `tacit plan recipes/quickstart.yaml --set rounds=100`
+    - `tacit plan quickstart.yaml --set rounds=100`
 
     ε of a run:
 
@@ -119,54 +126,129 @@ def plan(
 
     - `tacit plan --mechanism blt --population 100000 --cohort 1000 --rounds 1000 --epsilon 2 --delta 1e-6`
 
+    Tables, over any two of noise, cohort, rounds, population, ε and sampling:
+
+    - `tacit plan --population 1e6 --cohort 1e3,5e3,2e4 --noise 0.6,0.8,1 --rounds 2000 --delta 1e-8
+      --csv t.csv`
+
+    - `tacit plan --population 1e5 --cohort 1e3 --epsilon 1,2,4 --sampling poisson,fixed,blt --rounds 1000
+      --delta 1e-6`
+
+    A fifth of the devices vanish after they were drawn; a million parameters:
+
+    - `tacit plan --population 1e6 --cohort 5e3 --epsilon 2 --rounds 2000 --delta 1e-8 --dropout 0.2
+      --dimension 1e6 --clip 0.5`
+
     Both accountants are shown: PLD (privacy-loss distributions, the tighter one) and RDP (Rényi).
     """
+    if file is not None:
+        given = (rate, noise, rounds, delta, epsilon, population, cohort, dropout, dimension, clip, mechanism)
+        if any(value is not None for value in (*given, csv, picture)) or table or at:
+            raise UserError(
+                f"{file} has the settings; change them with --set, and leave the other options out"
+            )
+        _of_config(file, overrides, as_json, trials)
+        return
+    if overrides:
+        raise UserError("--set changes a config's settings; give its file, or the options by name")
+    from tacit.privacy.answers import Question, answer
+    from tacit.privacy.conventions import from_sum
+    from tacit.privacy.tables import SAMPLINGS, TURNS, numbers
+    from tacit.privacy.tuning import tuned_epsilon
+
+    asked: dict[str, list[Any]] = {
+        name: numbers(text, name, whole)
+        for name, text, whole in (
+            ("population", population, True),
+            ("cohort", cohort, True),
+            ("rounds", rounds, True),
+            ("noise", noise, False),
+            ("epsilon", epsilon, False),
+        )
+        if text is not None
+    }
+    drawn = [name.strip() for name in sampling.split(",")]
+    for name in drawn:
+        if name not in SAMPLINGS or drawn.count(name) > 1:
+            raise UserError(f"--sampling {sampling}: choose among {', '.join(SAMPLINGS)}, each once")
+    axes = {name: values for name, values in (asked | {"sampling": drawn}).items() if len(values) > 1}
+    one = {name: values[0] for name, values in asked.items() if len(values) == 1}
+    parameters = None if dimension is None else numbers(dimension, "dimension", whole=True)[0]
+    if parameters is not None and parameters < 1:
+        raise UserError(f"--dimension {dimension}: give how many parameters are trained")
+    if clip is not None and (parameters is None or not 0 < clip < math.inf):
+        raise UserError("--clip: give a norm > 0, and --dimension with it")
     if mechanism is not None:
         from tacit.cli.fleet import show_fleet
 
-        given = (rate, noise, examples, batch, local_steps, participations)
-        if (
-            any(value is not None for value in (*given, metrics, trials))
-            or at
-            or table
-            or compare_closed_form
-        ):
+        others = (
+            rate,
+            noise,
+            examples,
+            batch,
+            local_steps,
+            participations,
+            metrics,
+            trials,
+            dropout,
+            csv,
+            picture,
+        )
+        if any(value is not None for value in others) or axes or at or table or compare_closed_form:
             raise UserError(
-                "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, no more"
+                "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, one number each"
             )
-        show_fleet(mechanism, population, cohort, rounds, delta, epsilon, as_json)
-        return
-    from tacit.privacy.answers import Question, answer
-    from tacit.privacy.conventions import from_sum
-    from tacit.privacy.tuning import tuned_epsilon
-
-    if file is not None:
-        _of_config(file, overrides, as_json, trials)
+        fleet = (one.get("population"), one.get("cohort"), one.get("rounds"))
+        show_fleet(mechanism, *fleet, delta, one.get("epsilon"), as_json)
         return
     if delta is None:
         raise UserError("give --delta, the probability that the guarantee fails, e.g. --delta 1e-6")
+    several = bool(axes) or drawn[0] in TURNS
     question = Question(
         delta=delta,
-        noise=_on_sum(noise, noise_on, cohort, rate, population),
+        noise=one.get("noise")
+        if several
+        else _on_sum(one.get("noise"), noise_on, one.get("cohort"), rate, one.get("population")),
         rate=rate,
-        rounds=rounds,
-        target=epsilon,
-        population=population,
-        cohort=cohort,
-        fixed=sampling == HowDrawn.fixed,
+        rounds=one.get("rounds"),
+        target=one.get("epsilon"),
+        population=one.get("population"),
+        cohort=one.get("cohort"),
+        fixed=drawn == ["fixed"],
         examples=examples,
         batch=batch,
         local_steps=local_steps,
         participations=participations,
         queries=queries,
     )
+    if several:
+        from tacit.cli.plan_table import show_table
+
+        if (
+            any(value is not None for value in (metrics, trials, dropout))
+            or at
+            or table
+            or compare_closed_form
+        ):
+            raise UserError(
+                "--metrics, --trials, --dropout, --at, --table and --compare-closed-form are for one plan; "
+                "give one value of each setting"
+            )
+        show_table(
+            question, axes or {"sampling": drawn}, str(noise_on), parameters, clip, csv, picture, as_json
+        )
+        return
+    if csv is not None or picture is not None:
+        raise UserError("--csv and --picture are of a table: give a list, such as --cohort 1e3,5e3")
     found = answer(question)
     split = _split(found, metrics)
     tuned = None if trials is None else tuned_epsilon({found.event: found.times}, delta, trials)
     grid = _grid(found) if table else None
     larger = _larger(found, at)
+    vanished = _vanished(found, dropout)
+    felt = _felt(found, parameters, clip)
     if as_json:
-        plain = found.to_dict()
+        plain = found.to_dict() | felt | vanished
         if compare_closed_form:
             plain["closed_form_noise"] = found.closed_form()
         if grid:
@@ -192,8 +274,71 @@ def plan(
         )
     for scale, scaled, there in larger:
         console.print(scale.text(there, scaled, found.times))
+    if felt:
+        shown = "the mean update over the noise on it, at most"
+        console.print(
+            f"Signal to noise {felt['signal_to_noise']:.3g}: {shown}, for {parameters:,} parameters."
+        )
+        if clip is not None:
+            console.print(f"At clip {clip:g} the noise on the mean is {felt['noise_length']:.3g} long.")
+    if vanished:
+        _show_vanished(console, found, vanished)
     if grid:
         _show_grid(console, found, grid)
+
+
+def _felt(found: Answer, dimension: int | None, clip: float | None) -> dict[str, float]:
+    """What training feels of the noise."""
+    if dimension is None:
+        return {}
+    from tacit.privacy.tables import signal_to_noise
+
+    cohort = found.question.cohort
+    if found.unit != "client" or cohort is None:
+        raise UserError(
+            "--dimension: signal to noise is of the mean over a cohort; give --population and --cohort"
+        )
+    strength = signal_to_noise(found.noise, cohort, dimension)
+    return {"signal_to_noise": strength} | ({} if clip is None else {"noise_length": clip / strength})
+
+
+def _vanished(found: Answer, dropout: float | None) -> dict[str, Any]:
+    """Who adds what if a share of the devices vanish, and what drawing more of them instead would cost."""
+    if dropout is None:
+        return {}
+    from tacit.privacy.answers import answer
+    from tacit.privacy.tables import shares
+
+    q = found.question
+    if found.unit != "client" or q.cohort is None:
+        raise UserError("--dropout is about a cohort's devices; give --population and --cohort")
+    made = [asdict(share) for share in shares(found.noise, q.cohort, dropout)]
+    more = math.ceil(q.cohort / (1 - dropout))
+    again = None
+    if q.population is not None and more <= q.population:
+        solve = found.solved == "noise"
+        wider = replace(
+            q, cohort=more, rate=None, noise=None if solve else q.noise, target=q.target if solve else None
+        )
+        there = answer(wider)
+        again = {"cohort": more, "noise": there.noise, "epsilon": there.epsilon.value}
+    return {"dropout": dropout, "shares": made, "drawing_more": again}
+
+
+def _show_vanished(console: Console, found: Answer, vanished: dict[str, Any]) -> None:
+    share, cohort = vanished["dropout"], found.question.cohort or 0
+    grid = Table(title=f"{share:.0%} of {cohort:,} devices vanish: noise in clipping norms")
+    for name in ("made by", "a device", "server adds", "published", "signal", "relies on"):
+        grid.add_column(name, justify="left" if name in ("made by", "relies on") else "right")
+    for row in vanished["shares"]:
+        amounts = (f"{row[name]:.3g}" if row[name] else "–" for name in ("client", "server", "published"))
+        grid.add_row(row["who"], *amounts, f"× {row['signal']:.2f}", row["trust"])
+    console.print(grid)
+    if (more := vanished["drawing_more"]) is not None:
+        console.print(
+            f"To have {cohort:,} left, draw {more['cohort']:,}: noise {more['noise']:g}, ε = "
+            f"{more['epsilon']:.4g}. Who vanishes counts as if they had come: only the draw is chance."
+        )
 
 
 def _split(found: Answer, share: float | None) -> dict[str, float]:

@@ -53,16 +53,11 @@ def add(
 
     - `tacit server add hospital clinic/card.json`
     """
-    from tacit.deploy.roster import Roster, read_card
-    from tacit.errors import UserError
+    from tacit.deploy.roster import Roster, card_of
 
     roster = Roster.read(folder)
     for file in cards:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file} cannot be read ({error})") from None
-        roster = roster.with_member(read_card(text, str(file)))
+        roster = roster.with_member(card_of(file))
     roster.write(folder)
     for number, member in list(enumerate(roster.members))[-len(cards) :]:
         print(f"client {number}: {member.name}, key {member.who[:16]}…")

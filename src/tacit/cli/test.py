@@ -31,7 +31,7 @@ def test(
 
     - `tacit test runs/small-003-20261115-214047`
 
-    - `tacit test recipes/small/003/table-1.yaml --set model.start=runs/seed`
+    - `tacit init small/003/table-1`, then `tacit test table-1.yaml --set model.start=runs/seed`
     """
     from tacit import api
     from tacit.tasks import headline

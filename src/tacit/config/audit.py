@@ -2,7 +2,7 @@
 
 import tacit
 
-report = tacit.audit(tacit.load("recipes/quickstart.yaml"), canaries=200)
+report = tacit.audit(tacit.load("quickstart.yaml"), canaries=200)
 print(report.text())
 """
 

@@ -33,6 +33,7 @@ from tacit.deploy import FlowerSettings, Looks, Roster
 from tacit.deploy import Owners as OwnersPopulation
 from tacit.deploy.states import RemoteStates
 from tacit.engine import ClientStates, DirectoryStates, EngineSettings, Job, Local
+from tacit.engine.device import devices
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
 from tacit.errors import UserError
@@ -46,6 +47,8 @@ from tacit.tasks import Task
 
 LANGUAGE = "language"
 """The task whose models predict the next token."""
+WORDS = "token-classification"
+"""The task whose models have a class for each token."""
 
 
 def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -167,9 +170,11 @@ def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Modul
     sizes = (dataset.shape, dataset.classes)
     if section.hub is not None:
         frozen = section.frozen if weights else "empty"
-        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline, frozen)
+        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline, frozen, task == WORDS)
     if section.config is not None:
-        return hub.from_config(sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE)
+        return hub.from_config(
+            sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE, task == WORDS
+        )
     assert section.name is not None  # the schema asks for one of the three
     if section.name.startswith(PREFIX):
         model = made(section.name, "model", section.options, shape=dataset.shape, classes=dataset.classes)
@@ -286,7 +291,7 @@ def build_local(config: Config, dataset: Dataset) -> Local:
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
     """Settings that the algorithm would ignore, or that it cannot work with."""
-    if algorithm.own_server_rule and config.server != Server():
+    if algorithm.own_server_rule and config.server != Server(device=config.server.device):
         raise UserError(
             f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
         )
@@ -374,6 +379,7 @@ def build_settings(
         lr=config.local.lr,
         lr_schedule=config.local.schedule.over(config.rounds),
         server_optimizer=config.server.optimizer if optimizer is None else optimizer,
+        server_device=devices(config.server.device, "server.device")[0],
         server_lr=config.server.lr,
         server_schedule=config.server.schedule.over(config.rounds),
         server_options=config.server.options,
@@ -383,6 +389,8 @@ def build_settings(
         tune=config.evaluate.tune,
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
+        patience=config.evaluate.patience,
+        keep_best=config.evaluate.keep_best,
         engine=config.engine if engine is None else engine,
     )
 
@@ -449,6 +457,11 @@ def build_privacy(
         raise UserError(
             "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
             "level each client noises its own gradients: leave them out, or set unit: client"
+        )
+    if section.unit == "example" and config.model.frozen == "4bit":
+        raise UserError(
+            "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to "
+            "keep records apart; set it to bf16, or privacy.unit to client"
         )
     if section.unit == "client" and isinstance(population, OwnersPopulation):
         options["deployed"] = True

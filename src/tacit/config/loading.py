@@ -19,8 +19,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from tacit.config.methods import merged, with_preset
+from tacit.config.merging import merged
+from tacit.config.methods import with_preset
 from tacit.config.pretrain import expanded
+from tacit.config.recipes import copied_from
 from tacit.config.schema import Config
 from tacit.errors import UserError
 from tacit.reading import read_text
@@ -128,6 +130,8 @@ def _parsed(text: str) -> tuple[Any, yaml.Node | None]:
         return loader.construct_document(node), node
     except RecursionError:
         raise yaml.MarkedYAMLError(problem="sections lie too deep in each other") from None
+    except (LookupError, AttributeError):  # so PyYAML answers `!!timestamp x`
+        raise yaml.MarkedYAMLError(problem="a tag (!!…) that does not fit its value; leave it out") from None
     except (ValueError, OverflowError, TypeError) as error:  # a number of 5,000 digits, a list as a key
         raise yaml.MarkedYAMLError(problem=f"a value that cannot be read ({error})") from None
     finally:
@@ -186,7 +190,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     try:
         text = read_text(file)
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; `tacit run --help` shows how a config is named") from None
+        raise UserError(f"{file}: no such file; {copied_from(file)}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UserError(f"{file}: cannot be read ({reason})") from None

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from tacit.config.imports import PREFIX, made
+from tacit.config.merging import merged
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -201,22 +202,3 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(given.get("clip"), Mapping | None):
             settings["privacy"].pop("clip")
     return merged(settings, values)
-
-
-def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw values laid over others: sections key by key, everything else as a whole."""
-    result = dict(under)
-    for key, value in over.items():
-        old = result.get(key)
-        if not isinstance(value, Mapping) or not isinstance(old, Mapping):
-            result[key] = value
-        elif any(value[name] != old.get(name) for name in _telling(key) if name in value):
-            result[key] = value  # another kind has other keys
-        else:
-            result[key] = merged(old, value)
-    return result
-
-
-def _telling(section: str) -> tuple[str, ...]:
-    """Keys that say what a section is about: with another value there, the others mean something else."""
-    return ("name", "hub", "config") if section in ("model", "method") else ("kind",)

@@ -33,6 +33,7 @@ from tacit.deploy.client import Prepared
 from tacit.deploy.messages import TrainOrder
 from tacit.deploy.policy import Asked, Number, refuse_beyond
 from tacit.errors import UserError
+from tacit.privacy import SecureSum
 from tacit.section import Section
 
 CLIENT = "client.yaml"
@@ -159,12 +160,16 @@ def asked(config: Config) -> Asked:
     needs: list[Number] = ["examples"] if config.weights == "examples" else []
     if privacy is not None and privacy.adaptive is not None:
         needs.append("metrics")
+    colluding = None
+    if privacy is not None and privacy.aggregation == "secure":
+        colluding = SecureSum.colluding if privacy.colluding is None else privacy.colluding
     return Asked(
         method=config.method.name,
         unit=None if privacy is None else privacy.unit,
         simulation=privacy is not None and privacy.entropy == "seed",
         names=tuple(name for name in names if name is not None),
         needs=tuple(needs),
+        colluding=colluding,
     )
 
 

@@ -81,6 +81,9 @@ def _table(config: Config) -> Dataset:
         mean=None if normalise is None else normalise.mean,
         std=None if normalise is None else normalise.std,
         skip_bad=section.on_bad == "skip",
+        audio=section.audio,
+        seconds=section.seconds,
+        language=section.language,
     )
     test = None if section.test is None else read_table(Path(section.test), format)
     found = read_table(Path(section.path), format)

@@ -30,6 +30,7 @@ from tacit.data.augment import Augment
 from tacit.data.dataset import Normalise
 from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
+from tacit.engine.device import Device
 from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
@@ -53,6 +54,7 @@ class Dirichlet(Section):
     kind: Literal["dirichlet"]
     clients: PositiveInt
     alpha: PositiveFloat
+    """0.1 is much skew, 100 is next to none."""
 
 
 class ClassesPerClient(Section):
@@ -61,6 +63,7 @@ class ClassesPerClient(Section):
     kind: Literal["classes"]
     clients: PositiveInt
     classes: PositiveInt
+    """Classes that each client holds."""
 
 
 class Natural(Section):
@@ -123,7 +126,7 @@ class Model(BaseModel):
     train: tuple[str, ...] | None = None
     """Patterns of the parameters that are trained; `head` is the output layers. Left out: all, or LoRA's."""
     frozen: Literal["float32", "bf16", "4bit"] = "float32"
-    """How parameters that are not trained are kept; 4bit needs bitsandbytes and a CUDA device."""
+    """How parameters that are not trained are kept; 4bit needs bitsandbytes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -184,6 +187,7 @@ class Data(Section):
     """Which records, and how they are split among clients."""
 
     name: str
+    """A known data set, `hf:NAME`, `folder`, `table`, `csv`, `parquet`, `json` or `speech`."""
     path: str | None = None
     """A folder or file that holds the data set, instead of fetching it."""
     partition: Partition
@@ -218,10 +222,17 @@ class Data(Section):
     """Options of a corpus of speech."""
     features: tuple[str, ...] = ()
     """Of a table: columns of numbers, together one vector a record."""
+    audio: str | None = None
+    """Of a table: the column of sound files; a class is learnt from the first `seconds` of each."""
+    seconds: PositiveFloat | None = None
+    language: str = "en"
+    """Of a table's speech: whose letters transcripts are made of."""
     test: str | None = None
     """Of a table: the file of test records; left out, a tenth is set aside."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    """Of a csv file: what stands between two cells."""
     encoding: str = "utf-8"
+    """Of a csv file."""
     missing: tuple[str, ...] = ("",)
     """Of a table: texts that stand for a missing value; nothing else is taken for one."""
     on_bad: Literal["refuse", "skip"] = "refuse"
@@ -244,6 +255,7 @@ class Cohort(Section):
     """How many clients take part in a round; a bare number is short for a cohort of that size."""
 
     size: PositiveInt
+    """Clients a round, on average or exactly."""
     sampling: Literal["fixed", "poisson"] | None = None
     """`fixed`: that many, without replacement. `poisson`: each client joins independently; `size` on average.
 
@@ -260,12 +272,15 @@ class LocalTraining(Section):
     """What a client does in a round; give `steps` or `epochs`, and `batch` or `seconds`."""
 
     lr: PositiveFloat
+    """Step size."""
     batch: PositiveInt | None = None
     """Records in a batch."""
     seconds: PositiveFloat | None = None
     """Seconds of sound in a batch, instead of a number of records (speech)."""
     steps: PositiveInt | None = None
+    """Steps a round, the same for every client."""
     epochs: PositiveInt | None = None
+    """Or passes over the client's records."""
     weight_decay: NonNegativeFloat = 0.0
     """λ of an L2 term on each gradient; AdamW methods have a decoupled one of their own."""
     clip: PositiveFloat | None = None
@@ -289,7 +304,10 @@ class Server(BaseModel):
 
     optimizer: str = "sgd"
     lr: PositiveFloat = 1.0
+    """Step size; with plain SGD, 1 is FedAvg."""
     schedule: AnySchedule = Constant()
+    device: Device = "cpu"
+    """Where the algorithm's state lives and its server step is computed; noise and files are the host's."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -306,9 +324,12 @@ class Pretraining(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     steps: PositiveInt
+    """Steps of the optimizer in all."""
     lr: PositiveFloat
     batch: PositiveInt | None = None
+    """Records in a batch."""
     seconds: PositiveFloat | None = None
+    """Seconds of sound in a batch, instead of a number of records."""
     optimizer: str = "lars"
     clip: PositiveFloat | None = 1.0
     """Largest norm of a step's gradient."""
@@ -333,7 +354,9 @@ class LargerPopulation(Section):
     """A population that is not trained on, for which ε is extrapolated."""
 
     population: PositiveInt
+    """Clients in all."""
     cohort: PositiveInt
+    """Clients a round."""
     rounds: PositiveInt | None = None
     """Of the larger federation; left out, the run's own."""
 
@@ -352,6 +375,7 @@ class PrivacySettings(Section):
     unit: Literal["client", "example"]
     """What is protected: all of a client's data, or each single record."""
     delta: Annotated[float, Field(gt=0, lt=1)]
+    """The δ of the guarantee: well below one over the number of units."""
     clip: Annotated[Clip, BeforeValidator(_bare_bound)]
     """The clipping norm; a bare number is short for one global bound."""
     noise: NonNegativeFloat | NoiseStatedOn | None = None
@@ -362,6 +386,7 @@ class PrivacySettings(Section):
     epsilon: PositiveFloat | None = None
     """The budget: the run stops before it would be exceeded."""
     noise_at: Literal["server", "clients"] = "server"
+    """Who makes the noise at client level: the server on the sum, or each client on its own upload."""
     aggregation: Literal["plain", "secure"] = "plain"
     """`secure`: the server sees masked uploads and their sum, and clients make the noise (client level)."""
     threshold: Annotated[float, Field(gt=0.5, le=1)] | None = None
@@ -407,8 +432,13 @@ class Evaluation(Section):
     every: PositiveInt = 1
     """Test after every so many rounds, and after the last."""
     batch: PositiveInt = 500
+    """Records at once; speed and memory only."""
     split: Literal["test", "validation"] = "test"
     """Which records judge the model: test records, or those that `data.validation` holds out."""
+    patience: PositiveInt | None = None
+    """Stop when the headline metric has not improved for so many tests."""
+    keep_best: bool = False
+    """End with the model of the best test instead of the last one; exported and tested is that one, too."""
     records: PositiveInt | None = None
     """Judge by so many of them, drawn once for the run; left out, by all."""
     clients: Annotated[int, Field(ge=0)] = 0
@@ -436,7 +466,9 @@ class Checkpoints(Section):
     """How often the run is saved, and how many saves are kept."""
 
     every: PositiveInt = 1
+    """Save after every so many rounds, and after the last."""
     keep: Annotated[int, Field(ge=2)] = 2
+    """Newest saves that stay on disk."""
 
 
 def _engine_kind(value: Any) -> str | None:
@@ -458,10 +490,13 @@ class Config(Section):
     """A whole experiment."""
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)] = "run"
+    """What the run's folder is called after."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Of everything drawn but noise and cohorts under a guarantee, which are secret (`privacy.entropy`)."""
     pretrain: Pretraining | None = None
     """Central training instead of a federation (`tacit pretrain`)."""
     rounds: Annotated[int, Field(gt=0, le=10**8)]
+    """How often a cohort is drawn and the server takes a step."""
     data: Data
     task: Named | None = None
     """What the model is trained for; left out, what the data set is for."""
@@ -476,7 +511,9 @@ class Config(Section):
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineChoice = AutoSettings()
-    trackers: tuple[Literal["tensorboard"], ...] = ()
+    """Where clients run: speed only, never a result."""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Who else hears of every round, each an extra; `metrics.jsonl` and the page are always written."""
     _assumed_unit: bool = PrivateAttr(False)
     """Whether the privacy unit is a preset's, and not the person's choice."""
 
@@ -493,6 +530,21 @@ class Config(Section):
         if privacy.unit == "example":
             raise ValueError("at example level privacy.noise is one number, the multiplier on a batch's sum")
         return privacy.model_copy(update={"noise": privacy.noise.on_sum(cohort.size)})
+
+    @field_validator("evaluate")
+    @classmethod
+    def _choices_are_free(cls, evaluate: Evaluation, info: Any) -> Evaluation:
+        """Whoever stops or picks a model by its tests chooses by records, which no guarantee pays for."""
+        privacy = info.data.get("privacy")
+        if privacy is None or privacy.entropy == "seed":
+            return evaluate
+        for name in ("patience", "keep_best"):
+            if getattr(evaluate, name):
+                raise ValueError(
+                    f"evaluate.{name} chooses by looking at records, which the guarantee does not pay for; "
+                    "leave it out, or set privacy.entropy: seed (a simulation, which claims nothing)"
+                )
+        return evaluate
 
     @field_validator("cohort")
     @classmethod

@@ -84,7 +84,10 @@ class Sweep:
         return next(f for f in self.families if bare in map(without_seed, f.points))
 
     def candidates(self, point: Point) -> list[Point]:
-        """The runs that choose a point's tuned values: first seed, judged on validation records."""
+        """The runs that choose a point's tuned values: first seed, judged on validation records.
+
+        Refuses a choice that a guarantee would have to pay for.
+        """
         family = self.family(point)
         if not family.tune:
             return []
@@ -92,7 +95,10 @@ class Sweep:
         if self.validation is not None:
             judged["data.validation"] = self.validation
         first = {**point, "seed": family.grid.get("seed", [self.base.get("seed", 0)])[0]}
-        return [{**first, **values, **judged} for values in _product(family.tune)]
+        runs = [{**first, **values, **judged} for values in _product(family.tune)]
+        for run in runs:
+            _refuse_unpaid_choice(self.config(run), len(runs))
+        return runs
 
     def config(self, point: Point) -> Config:
         """The checked config of one run."""
@@ -137,15 +143,13 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
     sweep = Sweep(values, families, name or "sweep", validation if tuned else None)
     names: set[str] = set()
     for point in sweep.points:
-        candidates = sweep.candidates(point)
-        for candidate in (point, *candidates):
-            try:
+        candidate = point
+        try:
+            for candidate in (point, *sweep.candidates(point)):
                 config = sweep.config(candidate)
                 build_algorithm(config.method.name, config.method.options)
-                if candidates:
-                    _refuse_unpaid_choice(config, len(candidates))
-            except UserError as error:
-                raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
+        except UserError as error:
+            raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
         if slug(point) in names:
             raise UserError(f"{file}: sweep: two of its runs are both {slug(point)}; leave one out")
         names.add(slug(point))

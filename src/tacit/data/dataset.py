@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
-from tacit.data import cache, hub, text_sets
+from tacit.data import cache, hub, leaf, text_sets
 from tacit.data.decode import Arrays
 from tacit.data.known import KNOWN, Known
 from tacit.data.known_text import KNOWN_TEXT, KnownText
@@ -98,6 +98,7 @@ def names() -> dict[str, str]:
         f"{HUB}NAME": "any image or text data set of the Hugging Face hub (or NAME:PART); see its page",
         TABLE: "a csv, tsv, parquet or json file given as path, with columns that you name; yours",
         FOLDER: "pictures, one sub-folder per class, or files with texts, in a folder given as path; yours",
+        leaf.NAME: "LEAF's files (train/*.json, test/*.json) in a folder given as path; pictures by user",
         **dict.fromkeys(FILES, "a file of rows, or a folder of them, given as path; yours"),
     }
     return {**packaged, **public, **texts, **generic, **_speech().NAMES}
@@ -126,7 +127,7 @@ def check(
     if known is not None:
         if (offline or isinstance(known, KnownText)) and not known.package.available:
             raise UserError(three_ways(known, [f"{known.package.client} is not installed"]))
-    elif name == FOLDER or name in FILES:
+    elif name in (FOLDER, leaf.NAME) or name in FILES:
         if path is None:
             what = "a folder of pictures with one sub-folder per class" if name == FOLDER else f"{name} files"
             raise UserError(f"data set {name!r} needs a path: {what}")
@@ -180,11 +181,14 @@ def load(
             raise UserError(f"{name!r} is texts; leave out what is for pictures (size, image, normalise)")
         if tokens is None:
             raise UserError(f"{name!r} is texts; name the tokenizer that makes tokens of them")
-    fixed = name == SLICE or name in KNOWN or name in KNOWN_TEXT
+    fixed = name in (SLICE, leaf.NAME) or name in KNOWN or name in KNOWN_TEXT
     if fixed and (image, label, user, *text) != (None, None, None):
         raise UserError(f"the columns of {name!r} are fixed; leave them out, or load it as hf:NAME or folder")
     if name == SLICE:
         return _slice(pictures)
+    if name == leaf.NAME:
+        assert where is not None
+        return _leaf(where, pictures)
     if name in KNOWN:
         return _known(KNOWN[name], where, offline, pictures)
     if name in KNOWN_TEXT:
@@ -327,6 +331,25 @@ def _generic(
         assert tokens is not None
         return _texts(name, key, tokens)
     arrays, about = cache.read(key)
+    return _of_users(name, arrays, pictures, about["classes"], about["licence"], about["origin"])
+
+
+def _leaf(folder: Path, pictures: Pictures) -> Dataset:
+    key = leaf.key(folder)
+    if not cache.has(key):
+        with cache.adding(key) as (scratch, about):
+            made = leaf.read(folder)
+            for part, array in made.items():
+                np.save(scratch / f"{part}.npy", array)
+            about["classes"] = 1 + max(int(made[f"{split}_y"].max()) for split in ("train", "test"))
+    arrays, about = cache.read(key)
+    origin = f"LEAF's files in {folder} (Caldas et al. 2018)"
+    return _of_users(leaf.NAME, arrays, pictures, about["classes"], "as its makers state", origin)
+
+
+def _of_users(
+    name: str, arrays: Arrays, pictures: Pictures, classes: int, licence: str, origin: str
+) -> Dataset:
     shape = _shape(arrays["train_x"].shape[1:], pictures)
     # Constants, not statistics of the data: those would be a release of private records.
     usual = Pictures(None, (0.5,), (0.5,))
@@ -334,4 +357,4 @@ def _generic(
         _records(arrays[f"{split}_x"], arrays[f"{split}_y"], arrays.get(f"{split}_users"), usual, pictures)
         for split in ("train", "test")
     )
-    return Dataset(name, train, test, about["classes"], shape, about["licence"], about["origin"])
+    return Dataset(name, train, test, classes, shape, licence, origin)

@@ -17,6 +17,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ from tacit.data.dataset import Dataset
 from tacit.data.records import ArrayRecords, Records
 from tacit.data.text import TextRecords, Texts
 from tacit.data.tokens import Tokenizer
+from tacit.data.words import WordRecords
 from tacit.errors import UserError
 
-TASKS = ("classification", "regression", "multi-label", "token-classification", "language")
+TASKS = ("classification", "regression", "multi-label", "token-classification", "language", "speech")
 TEST_SHARE = 0.1
 """Set aside for testing where no test records are given."""
 
@@ -69,6 +71,9 @@ class Meaning:
     mean: Sequence[float] | float | None = None
     std: Sequence[float] | float | None = None
     skip_bad: bool = False
+    audio: str | None = None
+    seconds: float | None = None
+    language: str = "en"
 
 
 def dataset(
@@ -78,6 +83,7 @@ def dataset(
     features: Sequence[str] = (),
     text: str | Sequence[str] = (),
     image: str | None = None,
+    audio: str | None = None,
     label: str | None = None,
     user: str | Sequence[Any] | None = None,
     task: str = "classification",
@@ -86,6 +92,8 @@ def dataset(
     size: int | None = None,
     mean: Sequence[float] | float | None = None,
     std: Sequence[float] | float | None = None,
+    seconds: float | None = None,
+    language: str = "en",
     on_bad: str = "refuse",
     name: str = "own data",
 ) -> Dataset:
@@ -97,11 +105,17 @@ def dataset(
             columns.
         test: the same for testing; otherwise the source's own test split, or a tenth of the records.
         features: columns of numbers, together one vector a record.
-        text: the column of texts, or two whose texts belong together; needs a `tokenizer`.
+        text: the column of texts, or two whose texts belong together; needs a `tokenizer`. For
+            token-classification, texts are lists of words, and a word's class stands at its first token.
         image: the column of pictures: arrays, PIL images, or paths of files.
-        label: the column of classes, numbers (regression), or lists of classes (multi-label).
+        audio: the column of sounds: paths of files, {array, sampling_rate} or {bytes} as `datasets` has them,
+            or arrays at 16 kHz. Heard are log-mel features, [1, frames, 80] of a sound's first `seconds`; for
+            the task `speech` all of it, and `label` is what is said.
+        label: the column of classes, numbers (regression), or lists of classes (multi-label; one for each
+            word in token-classification).
         user: the column that says whose record it is; beside a pair of arrays, one entry for each record.
-        task: classification, regression, multi-label, token-classification or language.
+        task: classification, regression, multi-label, token-classification, language or speech.
+        language: of speech: whose letters transcripts are made of.
         size: pictures come out this many pixels a side.
         mean, std: what is subtracted and divided by; constants, since statistics would be a release.
         on_bad: `refuse` names the first row that cannot be used; `skip` leaves such rows out, and says so.
@@ -128,6 +142,9 @@ def dataset(
         mean,
         std,
         on_bad == "skip",
+        audio,
+        seconds,
+        language,
     )
     if (pair := _pair(source)) is not None:
         columns = _of_pair(pair, None if isinstance(user, str) else user, "source")
@@ -152,12 +169,16 @@ def from_columns(
     """A data set of columns whose meaning is known."""
     if not len(columns):
         raise UserError(f"{name}: there are no records")
-    kinds = [kind for kind in ("features", "text", "image") if getattr(meaning, kind)]
+    kinds = [kind for kind in ("features", "text", "image", "audio") if getattr(meaning, kind)]
     if meaning.image is not None and meaning.features == ("x",):
         kinds = ["image"]
     if len(kinds) != 1:
         told = f"not {' and '.join(kinds)} together" if kinds else "none is named"
-        raise UserError(f"{name}: say which columns are learnt from: features, text or image ({told})")
+        raise UserError(f"{name}: say which columns are learnt from: features, text, image or audio ({told})")
+    if (meaning.task == "speech") > (meaning.audio is not None):
+        raise UserError(f"{name}: task speech: name the column of sounds (audio)")
+    if meaning.audio is not None and meaning.task != "speech" and not (meaning.seconds or 0) > 0:
+        raise UserError(f"{name}: seconds: say how much of each sound is heard, such as 2.0; the rest is cut")
     if meaning.label is None and meaning.task != "language":
         raise UserError(f"{name}: label: name the column of what is to be learnt")
     if test is None:
@@ -177,7 +198,7 @@ def from_columns(
     classes = 0 if meaning.task == "language" else coding.outputs
     return Dataset(
         name, train_records, test_records, classes, shape, licence, origin, meaning.task, meaning.tokenizer,
-        label_names=coding.names,
+        label_names=coding.names, tokens=coding.tokens,
     )  # fmt: skip
 
 
@@ -271,18 +292,28 @@ class _Coding:
     outputs: int
     names: tuple[str, ...] = ()
     codes: Mapping[Any, int] = field(default_factory=dict)
+    tokens: tuple[str, ...] = ()
+    """Of speech: the characters of transcripts."""
 
 
 def _coding(columns: Columns, meaning: Meaning) -> _Coding:
     if meaning.label is None:
         return _Coding(0)
     values = columns.column(meaning.label, "label")
+    if meaning.task == "speech":
+        from tacit.data.speech.tokens import alphabet
+
+        letters = alphabet(meaning.language).tokens
+        return _Coding(len(letters), tokens=tuple(letters))
     if meaning.task == "regression":
         first = next((v for v in values if v is not None), 0.0)
         return _Coding(int(np.size(first)))
     if meaning.task == "token-classification":
-        flat = [int(v) for row in values for v in np.ravel(row) if int(v) >= 0]
-        return _Coding(max(flat, default=0) + 1)
+        flat = [_plain(v) for row in values if not _missing(row) for v in np.ravel(row)]
+        if any(isinstance(v, str) for v in flat):
+            tags = sorted({str(v) for v in flat})
+            return _Coding(len(tags), tuple(tags), {tag: n for n, tag in enumerate(tags)})
+        return _Coding(max((int(v) for v in flat if int(v) >= 0), default=0) + 1)
     known: set[Any] = set()
     if meaning.task == "multi-label" and np.ndim(values[0]) == 1 and not isinstance(values[0][0:1], str):
         if all(len(row) == len(values[0]) and set(np.unique(row).tolist()) <= {0, 1} for row in values):
@@ -351,12 +382,21 @@ def _records(
     if meaning.text:
         if meaning.tokenizer is None:
             raise UserError("tokenizer: texts need one; give a tokenizer, a folder with one, or bytes")
+        if meaning.task == "token-classification":
+            made = WordRecords.made(xs, ys, meaning.tokenizer, meaning.max_length, people)
+            return made, (meaning.max_length,)
         pairs = Texts.of(x[1] for x in xs) if len(meaning.text) == 2 else None
         labels = None if meaning.label is None else np.asarray(ys, np.int64)
         texts = Texts.of(x[0] for x in xs)
         return TextRecords(texts, meaning.tokenizer, meaning.max_length, labels, people, pairs), (
             meaning.max_length,
         )
+    if meaning.task == "speech":
+        from tacit.data.speech.features import BANDS
+        from tacit.data.speech.records import gather, hear
+
+        speakers = ["nobody"] * len(xs) if people is None else [str(who) for who in people]
+        return gather(hear(*heard) for heard in zip(xs, ys, speakers, strict=True)), (BANDS,)
     return _arrays(columns, meaning, kept, xs, ys, people)
 
 
@@ -391,6 +431,8 @@ def _arrays(
 def _input(columns: Columns, meaning: Meaning, row: int) -> Any:
     if meaning.text:
         texts = [columns.column(name, "text")[row] for name in meaning.text]
+        if meaning.task == "token-classification":
+            return _words(texts, columns.where(row))
         for name, text in zip(meaning.text, texts, strict=True):
             if not isinstance(text, str):
                 raise UserError(
@@ -399,6 +441,9 @@ def _input(columns: Columns, meaning: Meaning, row: int) -> Any:
         return texts
     if meaning.image is not None:
         return _picture(columns.column(meaning.image, "image")[row], meaning.size, columns.where(row))
+    if meaning.audio is not None:
+        wave = _wave(columns.column(meaning.audio, "audio")[row], columns.where(row))
+        return wave if meaning.task == "speech" else _heard(wave, float(meaning.seconds or 0))
     values = [columns.column(name, "features")[row] for name in meaning.features]
     if len(values) == 1 and np.ndim(values[0]):
         found = np.asarray(values[0])
@@ -430,11 +475,32 @@ def _input(columns: Columns, meaning: Meaning, row: int) -> Any:
     return np.asarray(numbers, np.float32)
 
 
+def _words(texts: list[Any], where: str) -> list[str]:
+    """One text as its words."""
+    if len(texts) != 1:
+        raise UserError("text: a class for each word is for one column of texts, not for pairs")
+    words = texts[0].tolist() if isinstance(texts[0], np.ndarray) else texts[0]
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) and word for word in words):
+        raise UserError(
+            f"text: {where}: a class for each word needs a list of words, like ['Ann', 'ran'] (got {words!r})"
+        )
+    if not words:
+        raise UserError(f"text: {where}: there is no word in it")
+    return list(words)
+
+
 def _target(columns: Columns, meaning: Meaning, coding: _Coding, row: int) -> Any:
     assert meaning.label is not None
     value = _plain(columns.column(meaning.label, "label")[row])
     if _missing(value):
         raise UserError(f"label: {columns.where(row)}: column {meaning.label!r} is missing")
+    if meaning.task == "speech":
+        from tacit.data.speech.tokens import UnknownCharacters, alphabet
+
+        try:
+            return alphabet(meaning.language).encode(alphabet(meaning.language).normalise(str(value)))
+        except UnknownCharacters as error:
+            raise UserError(f"label: {columns.where(row)}: {error}") from None
     if meaning.task == "regression":
         try:
             number = np.asarray(value, np.float32)
@@ -444,7 +510,11 @@ def _target(columns: Columns, meaning: Meaning, coding: _Coding, row: int) -> An
             raise UserError(f"label: {columns.where(row)}: {value!r} is not a finite number")
         return number
     if meaning.task == "token-classification":
-        return np.asarray(value, np.int64)
+        tags = [_code(coding, str(v), columns, row) for v in value] if coding.codes else value
+        found = np.asarray(tags, np.int64)
+        if meaning.text and len(found) != (words := len(columns.column(meaning.text[0], "text")[row])):
+            raise UserError(f"label: {columns.where(row)}: {len(found)} classes for {words} words")
+        return found
     if meaning.task == "multi-label":
         if not coding.codes:
             return np.asarray(value, np.float32)
@@ -472,6 +542,46 @@ def _user(columns: Columns, meaning: Meaning, row: int) -> Any:
             f"user: {columns.where(row)}: column {meaning.user!r} is missing; whose record is it?"
         )
     return value
+
+
+def _wave(value: Any, where: str) -> NDArray[np.float32]:
+    """A sound as one channel at 16 kHz."""
+    from tacit.data.speech.audio import BadAudio, read, resample
+    from tacit.data.speech.features import RATE, WINDOW
+
+    rate = RATE
+    if isinstance(value, Mapping) and value.get("array") is not None:
+        value, rate = value["array"], int(value["sampling_rate"])
+    elif isinstance(value, Mapping):  # as `datasets` keeps undecoded sounds
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str | Path | bytes):
+        try:
+            return read(Path(value) if isinstance(value, str) else value)
+        except BadAudio as error:
+            shown = "it" if isinstance(value, bytes) else f"{str(value)!r}"
+            raise UserError(f"audio: {where}: {shown} is no sound that can be used: {error}") from None
+    wave = np.asarray(value, np.float32) if np.ndim(value) == 1 else None
+    if wave is None or not np.isfinite(wave).all() or len(wave) * RATE < WINDOW * rate:
+        raise UserError(
+            f"audio: {where}: a sound is a file, {{array, sampling_rate}}, or one row of finite samples, of "
+            "25 ms or more"
+        )
+    return resample(wave, rate)
+
+
+def _heard(wave: NDArray[np.float32], seconds: float) -> NDArray[np.float32]:
+    """Log-mel features of its first seconds, [1, frames, 80]; what is beyond its end is zero."""
+    import torch
+
+    from tacit.data.speech.features import RATE, log_mel
+
+    samples = round(seconds * RATE)
+    cut = torch.zeros(1, samples)
+    own = min(len(wave), samples)
+    cut[0, :own] = torch.from_numpy(wave[:own])
+    found, _ = log_mel(cut, torch.tensor([own]))
+    heard: NDArray[np.float32] = found.numpy()
+    return heard
 
 
 def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:

@@ -70,6 +70,19 @@ class Bytes:
         seconds = [""] * len(texts) if pairs is None else pairs
         return [self._one(a, b, most) for a, b in zip(texts, seconds, strict=True)]
 
+    def split(self, words: Sequence[str], most: int) -> tuple[list[int], list[int | None]]:
+        """The words with a space between them; a space is of no word."""
+        ids: list[int] = [256]
+        places: list[int | None] = [None]
+        for number, word in enumerate(words):
+            if number:
+                ids.append(32)
+                places.append(None)
+            own = word.encode()
+            ids += own
+            places += [number] * len(own)
+        return [*ids[: most - 1], 257], [*places[: most - 1], None]
+
     def _one(self, text: str, pair: str, most: int) -> Tokens:
         first, second = text.encode()[: most - 2], pair.encode()
         if not second:
@@ -111,6 +124,14 @@ class FromFolder:
             Tokens(one, kinds.index(1) if 1 in kinds else 0)
             for one, kinds in zip(ids, encoded["token_type_ids"], strict=True)
         ]
+
+    def split(self, words: Sequence[str], most: int) -> tuple[list[int], list[int | None]]:
+        """By the tokenizer's own account of which word a token is of, which only fast ones have."""
+        if not getattr(self._tokenizer, "is_fast", False):
+            raise UserError("tokenizer: a class for each word needs a fast tokenizer (tokenizer.json)")
+        self._tokenizer.add_prefix_space = True  # GPT-2's kind asks for it where words come apart
+        encoded = self._tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=most)
+        return list(encoded["input_ids"]), list(encoded.word_ids())
 
 
 def from_folder(folder: Path) -> FromFolder:

@@ -6,6 +6,9 @@ the head says? Only then does the client's own ledger pay (on disk, before anyth
 keeps its state (on disk), and answers. What is refused costs nothing. What fails after the charge stays
 charged.
 
+Under secure aggregation (`tacit.deploy.masked`) an order comes twice, first to ask whether the client would
+carry it out, and the upload leaves under masks; the steps around it have orders of their own.
+
 How messages come and go is somebody else's business (`tacit.deploy.flower`): this is a function from bytes to
 bytes, and it raises nothing, whatever the bytes are.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,18 +26,22 @@ from pathlib import Path
 import torch
 
 from tacit.data.identity import Identity
-from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint
-from tacit.deploy.ledgers import Nonces, OverBudget, OwnLedgers, own_cost
+from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint, keyed_hash
+from tacit.deploy.ledgers import Nonces, OverBudget, OwnLedgers, due_parts, own_cost
+from tacit.deploy.masked import MASKED, Mismatch, Parts
 from tacit.deploy.messages import (
     Answer,
     BadMessage,
+    Body,
     Refusal,
+    StepAnswer,
+    StepOrder,
     TrainOrder,
     Vector,
     body_hash,
     head_hash,
     pack,
-    read,
+    read_any,
     unpack,
     written,
 )
@@ -42,7 +49,8 @@ from tacit.deploy.policy import Allow, NotAllowed
 from tacit.engine import Job, Order, Participant, Report, Worker
 from tacit.engine.states import NONE
 from tacit.errors import UserError
-from tacit.privacy import AdaptiveClip, Bounding, ClientLevel
+from tacit.privacy import AdaptiveClip, Bounding, ClientLevel, SecureSum
+from tacit.secure import Refused
 from tacit.vector import Layout, Vectors, frozen_hash, read_buffers, read_values
 
 AHEAD = 300.0
@@ -50,10 +58,6 @@ AHEAD = 300.0
 LONGEST = 7 * 86400.0
 """Seconds for which an order may hold: for so long it must be remembered."""
 RUNS, LEDGERS, NONCES, LOG = "runs", "ledgers", "nonces.json", "log.jsonl"
-
-
-class Mismatch(UserError):
-    """The order is not for a client like this one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ Prepare = Callable[[TrainOrder, Path], Prepared]
 
 Raises `NotAllowed` if the owner's policy forbids it, and `UserError` if it cannot be done.
 """
-Reply = tuple[bytes, bytes]
+Reply = tuple[bytes, bytes | bytearray]
 """A head and a body."""
 
 
@@ -84,28 +88,37 @@ class Client:
         allow: Allow,
         prepare: Prepare,
         clock: Callable[[], float] = time.time,
+        peers: Callable[[], Iterable[PublicKey]] = tuple,
     ) -> None:
+        """`peers`: keys of other clients, as this one's owner holds them; see `tacit.deploy.masked`."""
         self.folder, self.allow = folder, allow
         self._key, self._server, self._prepare, self._clock = key, server, prepare, clock
         self._who = fingerprint(key.public_key())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledgers = OwnLedgers(folder / LEDGERS)
         self._nonces = Nonces(folder / NONCES, clock())
+        self._parts = Parts(key, peers)
         self._made: tuple[str, Prepared, Worker] | None = None
 
-    def answer(self, head: bytes, body: Callable[[], bytes]) -> Reply | None:
+    def answer(self, head: bytes, body: Body) -> Reply | None:
         """Carry out an order; None if it is not one of the server's to this client.
 
         `body` is asked for only once everything else about the order is in order.
         """
         try:
-            order = read(head, self._server, TrainOrder)
+            order = read_any(head, self._server)
+            if not isinstance(order, TrainOrder | StepOrder):
+                raise BadMessage("it is no order")
             if order.to != self._who:
                 raise BadMessage("it is for another client")
         except BadMessage as error:
             self.log("dropped", text=str(error))
             return None
         try:
+            if isinstance(order, StepOrder):
+                return self._stepped(order, head, body)
+            if order.terms is not None and order.delivery is None:
+                return self._advertised(order, head)
             answer = self._carried_out(order, head, body)
             self.log("answered", order)
             return answer
@@ -115,6 +128,8 @@ class Client:
             return self._refused(order, "not allowed", str(error))
         except _Late as error:
             return self._refused(order, error.reason, str(error))
+        except Refused as error:
+            return self._refused(order, "protocol", str(error))
         except (Mismatch, BadMessage) as error:
             return self._refused(order, "mismatch", str(error))
         except Exception as error:  # what went wrong with the owner's records is not the server's business
@@ -124,14 +139,39 @@ class Client:
     def close(self) -> None:
         self.ledgers.close()
 
-    def _carried_out(self, order: TrainOrder, head: bytes, body: Callable[[], bytes]) -> Reply:
+    def _advertised(self, order: TrainOrder, head: bytes) -> Reply:
+        """Take part in a round of secure aggregation, if the order that will come would be carried out."""
+        self._refuse_late(order)
+        prepared, _ = self._worker(order)
+        self._refuse_misfit(order, prepared.job)
+        mechanism, bounding = prepared.job.privacy, _bounding(order, prepared.job)
+        assert mechanism is not None and bounding is not None
+        allow, cost = self.allow, own_cost(mechanism, prepared.job.workload, order.client)
+        self.ledgers.refuse_over([cost], prepared.data, allow.unit, allow.epsilon, allow.delta)
+        return self._said(order, head, self._parts.begin(order, mechanism, bounding))
+
+    def _stepped(self, order: StepOrder, head: bytes, body: Body) -> Reply:
+        self._refuse_late(order)
+        return self._said(order, head, self._parts.step(order, body))
+
+    def _said(self, order: TrainOrder | StepOrder, head: bytes, said: bytes) -> Reply:
+        step = order.step if isinstance(order, StepOrder) else "advertise"
+        self.log("stepped", order, step)
+        answer = StepAnswer(order.run, order.client, order.nonce, head_hash(head), len(said), body_hash(said))
+        return written(answer, self._key), said
+
+    def _carried_out(self, order: TrainOrder, head: bytes, body: Body) -> Reply:
         self._refuse_late(order)
         prepared, worker = self._worker(order)
         job = prepared.job
         self._refuse_misfit(order, job)
         bounding = _bounding(order, job)
-        message = unpack(body(), order, expected_message(job))
-        if order.state != NONE and _state_digest(job, order) != order.state_digest:
+        masked = order.terms is not None
+        if masked:
+            assert job.privacy is not None and bounding is not None
+            self._parts.refuse_unless_due(order, job.privacy, bounding)
+        message = unpack(body, order, expected_message(job))
+        if order.state != NONE and self._digest(job, order.client, order.state) != order.state_digest:
             raise Mismatch("its own state is not the one that the server knows of")
         self._refuse_late(order)  # a large body takes its time
         self._nonces.add(order.nonce, order.created + order.ttl, self._clock())
@@ -140,17 +180,30 @@ class Client:
         visit = Participant(order.client, order.state, order.replay)
         work = Order(order.round, order.lr, order.steps, order.decay, False, order.attempt, bounding)
         (report,) = worker.sum(work, message, [visit], into)
-        if not report.finite:
+        if not report.finite and not masked:  # under masks its noise alone goes, and nobody knows
             raise ArithmeticError("the update was infinite or not a number")
         digest = None
         if report.state is not None:
             job.states.sync({order.client: report.state})
-            digest = job.states.digest(order.client, report.state)
+            digest = self._digest(job, order.client, report.state)
         keep = {order.state, *order.keep, *filter(None, [report.state])}
         job.states.prune(order.client, keep)
-        return self._told(order, head, narrowed(into, bounding), report, digest)
+        if masked:
+            whole = torch.cat([into[name] for name in job.upload_sizes])
+            upload = self._parts.masked(order, whole)
+            return self._told(order, head, upload, ((*MASKED, len(upload)),), report, digest)
+        return self._told(order, head, *pack(narrowed(into, bounding)), report, digest)
 
-    def _refuse_late(self, order: TrainOrder) -> None:
+    def _digest(self, job: Job, client: int, version: str) -> str | None:
+        """What the server is told of a state, to name it by: nobody without the client's key can test a guess
+        at the state with it.
+        """
+        try:
+            return keyed_hash(self._key, job.states.digest(client, version).encode())
+        except ValueError:
+            return None
+
+    def _refuse_late(self, order: TrainOrder | StepOrder) -> None:
         now = self._clock()
         if not 0 < order.ttl <= LONGEST or order.created > now + AHEAD:
             raise _Late("expired", "the order holds for too long, or is from the future; compare the clocks")
@@ -196,26 +249,35 @@ class Client:
         if job.privacy is None:
             self.log("unprotected", order)
             return
-        cost = own_cost(job.privacy, job.workload, order.client)
+        cost, before = own_cost(job.privacy, job.workload, order.client), self.ledgers.rounds(order.run)
+        parts = due_parts(job.privacy, job.workload, order.client, order.round, before)
         self.ledgers.charge(
-            order.run, order.round, cost, job.privacy, prepared.data, allow.unit, allow.epsilon, allow.delta
-        )
+            order.run, order.round, parts, cost, job.privacy, prepared.data, allow.unit, allow.epsilon,
+            allow.delta,
+        )  # fmt: skip
 
     def _told(
-        self, order: TrainOrder, head: bytes, upload: Vectors, report: Report, digest: str | None
+        self,
+        order: TrainOrder,
+        head: bytes,
+        body: bytes | bytearray,
+        vectors: tuple[Vector, ...],
+        report: Report,
+        digest: str | None,
     ) -> Reply:
         send = self.allow.send
-        body, vectors = pack(upload)
         answer = Answer(
             run=order.run,
             client=order.client,
             nonce=order.nonce,
             order=head_hash(head),
-            steps=report.steps,
-            norm=float(report.norm) if "metrics" in send else None,
+            steps=report.steps if order.terms is None or "examples" in send else 0,
+            norm=float(report.norm) if "metrics" in send and math.isfinite(report.norm) else None,
             examples=report.examples if "examples" in send else None,
             loss=float(report.loss) if "loss" in send and math.isfinite(report.loss) else None,
-            notes={k: float(v) for k, v in report.notes.items()} if "metrics" in send else None,
+            notes={k: float(v) for k, v in report.notes.items() if math.isfinite(v)}
+            if "metrics" in send
+            else None,
             seconds=float(report.seconds) if "seconds" in send else None,
             state=report.state,
             state_digest=digest,
@@ -224,12 +286,12 @@ class Client:
         )
         return written(answer, self._key), body
 
-    def _refused(self, order: TrainOrder, reason: str, text: str) -> Reply:
+    def _refused(self, order: TrainOrder | StepOrder, reason: str, text: str) -> Reply:
         self.log("refused", order, f"{reason}: {text}")
         refusal = Refusal(order.run, order.client, order.nonce, reason, _printable(text)[:1000])
         return written(refusal, self._key), b""
 
-    def log(self, what: str, order: TrainOrder | None = None, text: str = "") -> None:
+    def log(self, what: str, order: TrainOrder | StepOrder | None = None, text: str = "") -> None:
         """One line for the owner."""
         line = {"time": self._clock(), "what": what}
         if order is not None:
@@ -279,20 +341,19 @@ def _bounding(order: TrainOrder, job: Job) -> Bounding | None:
     """What the client does to its upload: its own rule, made from the settings that its owner allowed."""
     mechanism = job.privacy
     if not isinstance(mechanism, ClientLevel):
-        if order.bound is not None:
-            raise Mismatch("the order names a clipping norm where none is used")
+        if order.bound is not None or order.terms is not None:
+            raise Mismatch("the order names a clipping norm, or masks, where none are used")
         return None
     adaptive = isinstance(mechanism, AdaptiveClip)
     if order.bound is None or (not adaptive and order.bound != mechanism.clip.bound):
         raise Mismatch("the order's clipping norm is not the run's")
-    return mechanism.bounding({"bound": order.bound}, job.upload_sizes, job.layout, 1)
-
-
-def _state_digest(job: Job, order: TrainOrder) -> str | None:
-    try:
-        return job.states.digest(order.client, order.state)
-    except ValueError:
-        return None
+    secure = isinstance(mechanism, SecureSum)
+    if secure != (order.terms is not None):
+        raise Mismatch(
+            f"the run is under {'secure' if secure else 'plain'} aggregation, and the order is not"
+        )
+    drawn = len(order.members) if secure else 1
+    return mechanism.bounding({"bound": order.bound}, job.upload_sizes, job.layout, drawn)
 
 
 def _printable(text: str) -> str:

@@ -15,6 +15,7 @@ served only on a Unix socket in the federation's folder, which the operating sys
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -26,13 +27,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tacit.deploy.client import Reply
 from tacit.deploy.keys import PrivateKey, fingerprint
 from tacit.deploy.roster import Roster
-from tacit.deploy.server import Parcel
 from tacit.errors import UserError
+
+if TYPE_CHECKING:  # what carries messages starts without what trains
+    from tacit.deploy.client import Reply
+    from tacit.deploy.messages import Body
+    from tacit.deploy.server import Parcel
 
 SOCKET, HOME = "superlink.sock", "flower"
 FLEET = frozenset(
@@ -51,10 +55,14 @@ FLEET = frozenset(
 """What the public door is for."""
 HEARTBEAT = 10.0
 """Seconds between two signs of life of a client, and of a run."""
-POLL = 1.0
-"""Seconds between two looks for orders."""
+SHORTEST, POLL = 0.1, 1.0
+"""Seconds between two looks for orders: after one has come, and after a while."""
 LONGEST_PAUSE = 60.0
 """Seconds before a client that cannot reach the server tries again, at most."""
+LONGEST_ANSWER = 1 << 26
+"""Bytes of one answer of the SuperLink that a client reads; bodies come in pieces of a twelfth of that."""
+PATIENCE = 300.0
+"""Seconds that the next piece of a body may take."""
 HEAD, BODY = "head", "body"
 
 APP = b"""[project]
@@ -137,7 +145,10 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
         runtime_dependency_install=False,
     )
     app = create_app(config, SuperLinkLifespan)
+    # Whoever connects lets go of an idle connection after 5 s. If the server did so first, one that was just
+    # to be used again would be closed under it.
     common: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    common["timeout_keep_alive"] = 60
 
     class Server(uvicorn.Server):
         @contextmanager
@@ -273,6 +284,7 @@ class SuperLinkTransport:
         from flwr.superlink.grid import HttpGrid
 
         self._failed, self._nodes, self._stop = httpx.HTTPError, dict[str, int](), threading.Event()
+        self._unread: list[_Post] = []
         bundle, _ = build_fab_from_files({"pyproject.toml": APP, "nothing.py": b"app = None\n"})
         control, runtime = _private(ControlHttpClient, folder), _private(RuntimeHttpClient, folder)
         try:
@@ -310,11 +322,16 @@ class SuperLinkTransport:
             self._nodes = {fingerprint(bytes_to_public_key(node.public_key)): node.node_id for node in nodes}
         return set(self._nodes)
 
-    def send(self, orders: Mapping[str, bytes], body: bytes, ttl: float) -> dict[str, str]:
-        from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+    def send(self, orders: Mapping[str, bytes], body: bytes | bytearray, ttl: float) -> dict[str, str]:
+        from flwr.app import ConfigRecord, Message, RecordDict
 
-        there = [who for who in orders if who in self.online()]
-        shared = ArrayRecord({BODY: _array(body)})
+        with self._answering():
+            for post in self._unread:
+                post.confirm()
+        self._unread.clear()
+        online = self.online()
+        there = [who for who in orders if who in online]
+        shared = _record(body)
         messages = [
             Message(
                 RecordDict({HEAD: ConfigRecord({HEAD: orders[who]}), BODY: shared}),
@@ -326,17 +343,30 @@ class SuperLinkTransport:
         ]
         if not messages:
             return {}
-        tickets = list(self._grid.push_messages(messages))
+        with self._answering():
+            tickets = list(self._grid.push_messages(messages))
         return {who: ticket for who, ticket in zip(there, tickets, strict=True) if ticket}
 
     def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
         found: dict[str, Parcel | None] = {}
         with self._answering():
-            for message in self._grid.pull_messages(list(tickets)):
-                found[message.metadata.reply_to_message_id] = (
-                    None if message.has_error() else _parcel(message.content)
-                )
+            assert self._grid._client is not None
+            pulled = self._grid._client.PullMessages(PullAppMessagesRequest(message_ids=list(tickets)))
+            for plain, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+                post = _Post(self._grid._client, self._grid.node, plain, tree)
+                parcel = None if plain.HasField("error") else post.parcel()
+                self._unread.append(post)
+                found[plain.metadata.reply_to_message_id] = parcel and (parcel[0], self._fetching(parcel[1]))
         return found
+
+    def _fetching(self, body: Body) -> Body:
+        def fetch(size: int) -> bytes | bytearray:
+            with self._answering():
+                return body(size)
+
+        return fetch
 
     def close(self) -> None:
         from flwr.proto.runtime_pb2 import PushTaskOutputRequest
@@ -380,7 +410,7 @@ def attend(
     server: str,
     authority: Path,
     key: PrivateKey,
-    answer: Callable[[bytes, Callable[[], bytes]], Reply | None],
+    answer: Callable[[bytes, Body], Reply | None],
     stop: threading.Event,
     home: Path,
     say: Callable[[str], None] = _log.info,
@@ -432,6 +462,8 @@ def _connected(
     client = FleetHttpClient(
         f"https://{server}", interceptors=[NodeAuthHttpInterceptor(key, public)], verify=trust, timeout=60.0
     )
+    client._client.close()
+    client._client = _bounded(trust)
     asked = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT)
     node: Any = None
     lost = threading.Event()
@@ -461,51 +493,36 @@ def _connected(
 
 def _attend(
     connection: tuple[Any, Any, threading.Event],
-    answer: Callable[[bytes, Callable[[], bytes]], Reply | None],
+    answer: Callable[[bytes, Body], Reply | None],
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> None:
+    from flwr.common.serde import message_from_proto
     from flwr.proto.fleet_pb2 import PullMessagesRequest
 
     client, node, lost = connection
+    pause = POLL
     while not stop.is_set():
         if lost.is_set():
             raise Lost("the server no longer answers")
         pulled = client.PullMessages(PullMessagesRequest(node=node))
         if not pulled.messages_list:
-            stop.wait(POLL)
+            stop.wait(pause)
+            pause = min(1.2 * pause, POLL)
             continue
-        for message, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
-            order = _fetched(client, node, message, tree)
-            parcel = _parcel(order.content) if order.has_content() else None
+        pause = SHORTEST
+        for plain, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+            post = _Post(client, node, plain, tree)
+            parcel = post.parcel()
             reply = None if parcel is None else answer(*parcel)
+            post.confirm()
             if reply is not None:
-                _returned(client, node, order, reply)
-
-
-def _fetched(client: Any, node: Any, plain: Any, tree: Any) -> Any:
-    """A message with all that belongs to it."""
-    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
-
-    run, name = plain.metadata.run_id, plain.metadata.message_id
-    contents = pull_objects(
-        [part.object_id for part in iterate_object_tree(tree)],
-        make_pull_object_fn_protobuf(client.PullObject, node, run),
-    )
-    client.ConfirmMessageReceived(
-        ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
-    )
-    message: Any = inflate_object_from_contents(name, contents)
-    message.metadata.__dict__["_message_id"] = name
-    return message
+                _returned(client, node, message_from_proto(plain), reply)
 
 
 def _returned(client: Any, node: Any, order: Any, reply: Reply) -> None:
     """Send an answer."""
-    from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.app import ConfigRecord, Message, RecordDict
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -519,7 +536,7 @@ def _returned(client: Any, node: Any, order: Any, reply: Reply) -> None:
 
     records: dict[str, Any] = {
         HEAD: ConfigRecord({HEAD: reply[0]}),
-        BODY: ArrayRecord({BODY: _array(reply[1])}),
+        BODY: _record(reply[1]),
     }
     message = Message(RecordDict(records), reply_to=order)
     with no_object_id_recompute():
@@ -539,21 +556,143 @@ def _returned(client: Any, node: Any, order: Any, reply: Reply) -> None:
         )
 
 
-def _array(body: bytes) -> Any:
-    from flwr.app import Array
+def _record(body: bytes | bytearray) -> Any:
+    """A body as Flower carries it: sliced where it is, never copied as a whole."""
+    from flwr.app import Array, ArrayRecord
 
-    return Array(dtype="uint8", shape=(len(body),), stype="raw", data=body)
+    array: Any = Array(dtype="uint8", shape=(len(body),), stype="raw", data=b"")
+    array.data, record = body, ArrayRecord()
+    record[BODY] = array
+    return record
 
 
-def _parcel(content: Any) -> Parcel | None:
-    """Head and body of a message; None if it has another form."""
-    try:
-        head, body = content[HEAD][HEAD], content[BODY][BODY].data
-    except (KeyError, TypeError, AttributeError):
-        return None
-    if not isinstance(head, bytes) or not isinstance(body, bytes):
-        return None
-    return head, lambda: body
+# --- what is in a message -------------------------------------------------------------------------------
+
+
+class _Post:
+    """A message that lies at the SuperLink: its head is fetched first, its body only if somebody asks for it,
+    piece by piece, and no further than its head has promised.
+    """
+
+    def __init__(self, client: Any, node: Any, plain: Any, tree: Any) -> None:
+        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+
+        self._client, self._node, self._plain, self._tree = client, node, plain, tree
+        self._pull = make_pull_object_fn_protobuf(client.PullObject, node, plain.metadata.run_id)
+        self._confirmed = False
+
+    def parcel(self) -> Parcel | None:
+        """Its head, and how to get its body; None if it has another form."""
+        from flwr.app import ConfigRecord, RecordDict
+        from flwr.supercore.inflatable.inflatable_object import get_object_body
+
+        from tacit.deploy.messages import BadMessage
+
+        try:
+            (content,) = self._tree.children
+            records = json.loads(get_object_body(self._part(content.object_id), RecordDict))
+            head = ConfigRecord.inflate(self._part(records[HEAD]))[HEAD]
+            body = records[BODY]
+        except (BadMessage, KeyError, TypeError, ValueError, IndexError):
+            return None
+        return (head, lambda size: self._body(body, size)) if isinstance(head, bytes) else None
+
+    def confirm(self) -> None:
+        """Let the SuperLink forget it."""
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+        if not self._confirmed:
+            self._confirmed = True
+            about = self._plain.metadata
+            self._client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=self._node, run_id=about.run_id, message_object_id=about.message_id
+                )
+            )
+
+    def _body(self, name: str, size: int) -> bytearray:
+        from flwr.app import Array, ArrayRecord
+        from flwr.app.message.arraychunk import ArrayChunk
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_object_body,
+            get_object_children_ids_from_object_content,
+        )
+
+        from tacit.deploy.messages import BadMessage
+
+        content, at = bytearray(size), 0
+        try:
+            array = self._part(json.loads(get_object_body(self._part(name), ArrayRecord))[BODY])
+            pieces = get_object_children_ids_from_object_content(array)
+            for place in json.loads(get_object_body(array, Array))["arraychunk_ids"]:
+                piece = get_object_body(self._part(pieces[place]), ArrayChunk)
+                if at + len(piece) > size or not piece:
+                    raise BadMessage(f"its body is not the {size:,} bytes that its head promises")
+                content[at : at + len(piece)] = piece
+                at += len(piece)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise BadMessage(f"its body is none ({type(error).__name__})") from None
+        del content[at:]
+        self.confirm()
+        return content
+
+    def _part(self, name: Any) -> bytes:
+        """One piece, as soon as its sender has brought it."""
+        from flwr.supercore.inflatable.inflatable_object import get_object_id
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+
+        from tacit.deploy.messages import BadMessage
+
+        if not isinstance(name, str):
+            raise BadMessage("it names no piece")
+        ends, pause = time.monotonic() + PATIENCE, 0.02
+        while True:
+            try:
+                part: bytes = self._pull(name)
+            except ObjectUnavailableError:
+                if time.monotonic() > ends:
+                    raise BadMessage("a piece of it never came") from None
+                time.sleep(pause)
+                pause = min(1.5 * pause, 1.0)
+            except ObjectPullError:
+                raise BadMessage("a piece of it is gone") from None
+            else:
+                if get_object_id(part) != name:
+                    raise BadMessage("a piece of it is another one")
+                return part
+
+
+def _bounded(trust: ssl.SSLContext) -> Any:
+    """An HTTP client that reads no more of any answer than `LONGEST_ANSWER` bytes."""
+    import httpx
+
+    class Counted(httpx.SyncByteStream):
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def __iter__(self) -> Iterator[bytes]:
+            left = LONGEST_ANSWER
+            for piece in self._stream:
+                left -= len(piece)
+                if left < 0:
+                    raise httpx.ReadError(f"an answer of more than {LONGEST_ANSWER:,} bytes")
+                yield piece
+
+        def close(self) -> None:
+            self._stream.close()
+
+    class Bounded(httpx.HTTPTransport):
+        def handle_request(self, request: Any) -> Any:
+            response = super().handle_request(request)
+            if "content-encoding" in response.headers:
+                response.close()
+                raise httpx.ReadError("an answer that is compressed; it was not asked for")
+            response.stream = Counted(response.stream)
+            return response
+
+    return httpx.Client(
+        transport=Bounded(verify=trust), timeout=60.0, headers={"accept-encoding": "identity"}
+    )
 
 
 __all__ = ["FLEET", "SOCKET", "Gate", "SuperLinkTransport", "attend", "online", "serve"]

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from tacit.deploy.keys import new_authority, new_certificate, new_key, public_text, read_public, write_new
 from tacit.deploy.roster import Roster
-from tacit.deploy.settings import KEY
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed
 
+KEY = "server"
+"""The server's own key, in the federation's folder."""
 INVITATION, SERVER, CARD = "invitation.json", "server.json", "card.json"
 
 

@@ -7,6 +7,7 @@ certificate authority of the federation's own. All primitives are those of `cryp
 
 from __future__ import annotations
 
+import hmac
 import os
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -43,6 +44,12 @@ def signed_by(key: PublicKey, content: bytes, signature: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
+
+
+def keyed_hash(key: PrivateKey, content: bytes) -> str:
+    """A hash that nobody can compute without the key (HMAC-SHA256)."""
+    secret = key.private_numbers().private_value.to_bytes(48)
+    return hmac.new(b"tacit 1: keyed hash\0" + secret, content, sha256).hexdigest()
 
 
 def new_key(file: Path) -> PrivateKey:

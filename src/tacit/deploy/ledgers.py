@@ -13,6 +13,12 @@ takes part, as if everybody knew that it did: whoever watches the network does. 
 the sampling of clients, and it holds if the server adds the noise that it promises. Neighbours: the client's
 upload, or zero in its place.
 
+*Client level under secure aggregation*: the clients' noise, without the shares of as many colluders as the
+run counts on. It holds against the server too, whatever the server does.
+
+*Correlated noise*: the server's too, remembered from round to round. It is sized for clients that take part
+once in b rounds, so the first round pays for all of a run, and one that comes before its turn is refused.
+
 Client-level protection covers single records too, so its charges count against an example-level budget as
 well; not the other way round.
 """
@@ -20,13 +26,14 @@ well; not the other way round.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from tacit.data.identity import Identity
+from tacit.deploy.policy import NotAllowed
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.privacy import (
@@ -39,11 +46,13 @@ from tacit.privacy import (
     Mechanism,
     Part,
     PoissonGaussian,
+    SecureSum,
     Workload,
     replay,
 )
 from tacit.privacy.accountants import Epsilon
 from tacit.privacy.ledger import Contents
+from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.privacy.totals import ClientTotals
 
 
@@ -56,9 +65,39 @@ def own_cost(mechanism: Mechanism, workload: Workload, client: int) -> Part:
     if isinstance(mechanism, ExampleLevel):
         (part,) = mechanism.charge(0, np.array([client]), workload).parts
         return replace(part, clients=None)
+    if isinstance(mechanism, Correlated):
+        return mechanism.whole(workload)
+    if isinstance(mechanism, SecureSum):
+        return Part(PoissonGaussian(1.0, mechanism.seen_noise))
     if type(mechanism) not in (ClientLevel, AdaptiveClip):
         raise UserError(f"a client cannot count the cost of {mechanism.kind} noise by itself yet")
     return Part(PoissonGaussian(1.0, mechanism.noise))
+
+
+def due_parts(
+    mechanism: Mechanism, workload: Workload, client: int, round: int, before: Sequence[int]
+) -> tuple[Part, ...]:
+    """What a client pays for taking part in a round, after the rounds `before` of the same run; raises
+    `NotAllowed` if correlated noise does not let it take part now.
+
+    Correlated noise: the first round pays for all that come, b rounds apart or more; one that is played again
+    pays for the longest row that there is.
+    """
+    if not isinstance(mechanism, Correlated):
+        return (own_cost(mechanism, workload, client),)
+    apart = mechanism.separation(workload.population)
+    if round >= mechanism.rounds or client not in mechanism.group(round, workload):
+        raise NotAllowed(f"it is not this client's turn: it takes part once in {apart:,} rounds")
+    if not before:
+        return (own_cost(mechanism, workload, client),)
+    if round == before[-1]:
+        return (mechanism.costliest(workload),)
+    if round < before[-1] + apart:
+        raise NotAllowed(
+            f"round {round + 1} comes {round - before[-1]} rounds after the last one here, and the run "
+            f"promises {apart:,}"
+        )
+    return ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +107,8 @@ class Account:
     run: str
     data: Identity
     contents: Contents
+    secure: bool = False
+    """Whether updates left under masks only."""
 
     def counts_for(self, unit: str, data: Identity | None) -> bool:
         same = data is None or self.data.overlaps(data) or self.data.fingerprint == data.fingerprint
@@ -80,33 +121,50 @@ class OwnLedgers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._open: dict[str, tuple[Identity, Ledger]] = {}
+        self._open: dict[str, tuple[Identity, Ledger, bool]] = {}
         self._others = {account.run: account for account in read_accounts(folder)}
 
     def charge(
-        self, run: str, round: int, cost: Part, mechanism: Mechanism, data: Identity,
-        unit: str, budget: float | None, delta: float,
+        self, run: str, round: int, parts: tuple[Part, ...], cost: Part, mechanism: Mechanism,
+        data: Identity, unit: str, budget: float | None, delta: float,
     ) -> None:  # fmt: skip
-        """Put a round's cost on disk, unless that would exceed the budget over all runs."""
-        expense = [(cost.event, cost.steps, None)]
+        """Put a round's parts on disk, unless they would exceed the budget over all runs; `cost` is the most
+        that a round of the run costs.
+        """
+        self.refuse_over(parts, data, unit, budget, delta)
+        self._ledger(run, cost, mechanism, data).charge(Charge(round, parts))
+
+    def rounds(self, run: str) -> list[int]:
+        """The rounds of a run that were paid for here, in their order; one played again is there again."""
+        for account in self.accounts():
+            if account.run == run:
+                return [charge.round for charge in account.contents.charges]
+        return []
+
+    def refuse_over(
+        self, parts: Sequence[Part], data: Identity, unit: str, budget: float | None, delta: float
+    ) -> None:
+        """Raise `OverBudget` if these would exceed the budget over all runs."""
+        expense = [(part.event, part.steps, None) for part in parts]
         if budget is not None and self._totals(unit, data).would_exceed(expense, budget, delta):
             raise OverBudget(f"this round would exceed the budget of ε = {budget:g} over all runs")
-        self._ledger(run, cost, mechanism, data).charge(Charge(round, (cost,)))
 
     def close(self) -> None:
-        for _, ledger in self._open.values():
+        for _, ledger, _ in self._open.values():
             ledger.close()
         self._open.clear()
 
     def _ledger(self, run: str, cost: Part, mechanism: Mechanism, data: Identity) -> Ledger:
         if run not in self._open:
-            identity = self.folder / f"{run}.json"
+            identity, secure = self.folder / f"{run}.json", isinstance(mechanism, SecureSum)
             if not identity.exists():  # before the first charge, which could not be counted without it
-                write_atomically(identity, sealed(data.to_json()))
+                write_atomically(identity, sealed(data.to_json() | {"secure": secure}))
             header = Header(mechanism.unit, mechanism.delta, cost, data.fingerprint, mechanism.simulated)
-            self._open[run] = data, Ledger.open(self.folder / f"{run}.jsonl", header)
-            self._others.pop(run, None)
-        ledger = self._open[run][1]
+            ledger, before = Ledger.open(self.folder / f"{run}.jsonl", header), self._others.pop(run, None)
+            self._open[run] = data, ledger, secure if before is None else before.secure
+        _, ledger, masked = self._open[run]
+        if masked != isinstance(mechanism, SecureSum):
+            raise UserError("the run is under secure aggregation now or was before; that must be a new run")
         if ledger.header.data != data.fingerprint:
             raise UserError("the records are not those that the run began with; that must be a new run")
         known = ledger.header.costliest
@@ -124,8 +182,8 @@ class OwnLedgers:
 
     def accounts(self) -> Iterator[Account]:
         yield from self._others.values()
-        for run, (data, ledger) in self._open.items():
-            yield Account(run, data, ledger.contents)
+        for run, (data, ledger, secure) in self._open.items():
+            yield Account(run, data, ledger.contents, secure)
 
 
 def read_accounts(folder: Path) -> list[Account]:
@@ -133,12 +191,13 @@ def read_accounts(folder: Path) -> list[Account]:
     found = []
     for file in sorted(folder.glob("*.jsonl")):
         try:
-            data = Identity.from_json(unsealed(file.with_suffix(".json").read_text(encoding="utf-8")))
+            plain = unsealed(file.with_suffix(".json").read_text(encoding="utf-8"))
+            data, secure = Identity.from_json(plain), plain.get("secure") is True
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{file.with_suffix('.json')}: nobody can say whose charges these are ({error}); restore it"
             ) from None
-        found.append(Account(file.stem, data, Ledger.read(file)))
+        found.append(Account(file.stem, data, Ledger.read(file), secure))
     return found
 
 

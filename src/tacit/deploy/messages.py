@@ -22,7 +22,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any, ClassVar, TypeVar, get_type_hints
@@ -37,12 +37,16 @@ MAGIC = b"tacit 1\n"
 """The protocol and its version."""
 LONGEST_HEAD = 1 << 20
 LONGEST_BODY = 1 << 36
-DTYPES = {"f4": torch.float32, "i4": torch.int32, "i8": torch.int64}
-WIDTHS = {"f4": 4, "i4": 4, "i8": 8}
+LONGEST_STEP = 1 << 26
+"""Bytes of what is said in a step of secure aggregation."""
+DTYPES = {"f4": torch.float32, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
+WIDTHS = {"f4": 4, "i4": 4, "i8": 8, "u1": 1}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Vector = tuple[str, str, int]
 """Name, dtype and length of one vector of a body."""
+Body = Callable[[int], bytes | bytearray]
+"""Fetches a body of so many bytes, which its head has promised; no more are ever read."""
 
 
 class BadMessage(UserError):
@@ -106,6 +110,13 @@ class TrainOrder:
     vectors: tuple[Vector, ...]
     body: str
     """The SHA-256 of the body."""
+    terms: str | None = None
+    """Under secure aggregation, what the round is about (`tacit.secure.Terms`), in hexadecimal digits."""
+    members: tuple[str, ...] = ()
+    """Under secure aggregation, the hashes of the keys of those whom the terms name, in their order."""
+    delivery: str | None = None
+    """Under secure aggregation, the shares that others sent to this client (`tacit.secure.Delivery`). Without
+    it nothing is trained yet: the client is asked whether it would, and for its keys."""
 
     def check(self) -> bool:
         return (
@@ -126,6 +137,9 @@ class TrainOrder:
             and (self.state_digest is None or _token(self.state_digest))
             and all(map(_version, self.keep))
             and _token(self.body)
+            and (self.terms is None or _hexadecimal(self.terms))
+            and all(map(_token, self.members))
+            and (self.delivery is None or (self.terms is not None and _hexadecimal(self.delivery)))
         )
 
 
@@ -171,7 +185,66 @@ class Answer:
         )
 
 
-REASONS = ("expired", "replayed", "not allowed", "budget", "mismatch", "failed")
+SHARE, AGREE, UNMASK = "share", "agree", "unmask"
+STEPS = (SHARE, AGREE, UNMASK)
+"""Steps of secure aggregation that have orders of their own: all but the first and the upload."""
+
+
+@dataclass(frozen=True)
+class StepOrder:
+    """The next step of a round of secure aggregation. Its body is what the server says in it, to everybody
+    the same.
+    """
+
+    kind: ClassVar[str] = "step"
+
+    run: str
+    to: str
+    client: int
+    nonce: str
+    created: float
+    ttl: float
+    round: int
+    attempt: int
+    step: str
+    """One of `STEPS`."""
+    terms: str
+    """The digest of the round's terms."""
+    size: int
+    body: str
+
+    def check(self) -> bool:
+        return (
+            all(map(_token, (self.run, self.to, self.nonce, self.terms, self.body)))
+            and all(map(_count, (self.client, self.round, self.attempt, self.size)))
+            and all(map(_number, (self.created, self.ttl)))
+            and self.step in STEPS
+            and self.size <= LONGEST_STEP
+        )
+
+
+@dataclass(frozen=True)
+class StepAnswer:
+    """What a client says in a step of secure aggregation: its body, which is signed once more by itself."""
+
+    kind: ClassVar[str] = "stepped"
+
+    run: str
+    client: int
+    nonce: str
+    order: str
+    size: int
+    body: str
+
+    def check(self) -> bool:
+        return (
+            all(map(_token, (self.run, self.nonce, self.order, self.body)))
+            and all(map(_count, (self.client, self.size)))
+            and self.size <= LONGEST_STEP
+        )
+
+
+REASONS = ("expired", "replayed", "not allowed", "budget", "mismatch", "protocol", "failed")
 
 
 @dataclass(frozen=True)
@@ -199,9 +272,9 @@ class Refusal:
         )
 
 
-Head = TrainOrder | Answer | Refusal
-_H = TypeVar("_H", TrainOrder, Answer, Refusal)
-KINDS: dict[str, type[Head]] = {cls.kind: cls for cls in (TrainOrder, Answer, Refusal)}
+Head = TrainOrder | StepOrder | Answer | StepAnswer | Refusal
+_H = TypeVar("_H", TrainOrder, StepOrder, Answer, StepAnswer, Refusal)
+KINDS: dict[str, type[Head]] = {cls.kind: cls for cls in (TrainOrder, StepOrder, Answer, StepAnswer, Refusal)}
 
 
 def written(head: Head, key: PrivateKey) -> bytes:
@@ -239,41 +312,54 @@ def head_hash(message: bytes) -> str:
     return sha256(message).hexdigest()
 
 
-def pack(vectors: Mapping[str, torch.Tensor]) -> tuple[bytes, tuple[Vector, ...]]:
+def pack(vectors: Mapping[str, torch.Tensor]) -> tuple[bytearray, tuple[Vector, ...]]:
     """A body, and what its head says about it."""
+    if sys.byteorder != "little":
+        raise UserError("machines that number bytes from the other end are not supported")
     named = tuple((name, _NAMES[v.dtype], v.numel()) for name, v in vectors.items())
-    return b"".join(_little(v.detach().contiguous()).tobytes() for v in vectors.values()), named
+    body, at = bytearray(sum(WIDTHS[dtype] * length for _, dtype, length in named)), 0
+    for vector in vectors.values():
+        part: Any = vector.detach().contiguous().view(torch.uint8).numpy()
+        memoryview(body)[at : at + part.size] = memoryview(part)
+        at += part.size
+    return body, named
 
 
-def body_hash(body: bytes) -> str:
+def body_hash(body: bytes | bytearray) -> str:
     return sha256(body).hexdigest()
 
 
-def unpack(body: bytes, head: TrainOrder | Answer, expected: Sequence[Vector]) -> Vectors:
+def unpack(body: Body, head: TrainOrder | Answer, expected: Sequence[Vector]) -> Vectors:
     """The vectors of a body, if it is the one that its head names and they are those that are expected.
 
-    They are in memory of their own.
+    It is fetched after that, and not before. The vectors may be written to.
     """
     if head.vectors != tuple(expected):
         raise BadMessage(f"its vectors are {_listed(head.vectors)} where {_listed(expected)} are due")
     size = sum(WIDTHS[dtype] * length for _, dtype, length in head.vectors)
-    if len(body) != size or size > LONGEST_BODY:
-        raise BadMessage(f"its body has {len(body):,} bytes instead of {size:,}")
-    if sha256(body).hexdigest() != head.body:
-        raise BadMessage("its body is not the one that its head names")
+    content = exact(body, size, head.body)
     found, at = {}, 0
     for name, dtype, length in head.vectors:
-        vector = torch.empty(length, dtype=DTYPES[dtype])
-        vector.view(torch.uint8).numpy()[:] = memoryview(body)[at : at + WIDTHS[dtype] * length]
-        found[name] = vector
+        if isinstance(content, bytearray) and length and at % WIDTHS[dtype] == 0:  # stays where it is
+            found[name] = torch.frombuffer(content, dtype=DTYPES[dtype], count=length, offset=at)
+        else:
+            found[name] = torch.empty(length, dtype=DTYPES[dtype])
+            part = memoryview(content)[at : at + WIDTHS[dtype] * length]
+            found[name].view(torch.uint8).numpy()[:] = part
         at += WIDTHS[dtype] * length
     return found
 
 
-def _little(vector: torch.Tensor) -> Any:
-    if sys.byteorder != "little":
-        raise UserError("machines that number bytes from the other end are not supported")
-    return vector.numpy()
+def exact(body: Body, size: int, digest: str) -> bytes | bytearray:
+    """A body, fetched, if it is the one that its head names."""
+    if size > LONGEST_BODY:
+        raise BadMessage(f"its body would have {size:,} bytes")
+    content = body(size)
+    if len(content) != size:
+        raise BadMessage(f"its body has {len(content):,} bytes instead of {size:,}")
+    if body_hash(content) != digest:
+        raise BadMessage("its body is not the one that its head names")
+    return content
 
 
 def _dump(head: Head) -> bytes:
@@ -318,6 +404,10 @@ def _vector(item: Any) -> Vector:
     if not _word(name) or dtype not in DTYPES or not _count(length):
         raise ValueError("no vector")
     return name, dtype, length
+
+
+def _hexadecimal(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("(?:[0-9a-f]{2})+", value) is not None
 
 
 def _word(name: Any) -> bool:

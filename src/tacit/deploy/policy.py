@@ -39,6 +39,12 @@ class Allow(Section):
     send: tuple[Number, ...] = ()
     """Exact numbers that may leave beside the update: how many examples, the training loss, the method's
     own metrics and the update's norm, how long it took."""
+    aggregation: Literal["plain", "secure"] = "plain"
+    """`secure`: where whole clients are protected, updates leave only under masks that the server cannot
+    remove from fewer than a threshold of them."""
+    colluding: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """The share of a cohort that may be in league with the server, for all this owner knows: a run under
+    secure aggregation must count on no fewer."""
     simulation: bool = False
     """Allow runs whose noise comes from a seed: a rehearsal, in which nothing is protected."""
 
@@ -60,6 +66,8 @@ class Asked:
     """What it would load beside this package."""
     needs: tuple[Number, ...] = ()
     """Exact numbers that it cannot do without."""
+    colluding: float | None = None
+    """Under secure aggregation, the share of a cohort that its guarantee lets collude; None: without it."""
 
 
 def refuse_beyond(allow: Allow, asked: Asked) -> None:
@@ -71,6 +79,13 @@ def refuse_beyond(allow: Allow, asked: Asked) -> None:
         raise NotAllowed(f"the run offers {wanted}, and allow.unit is {allow.unit}")
     if asked.simulation and not allow.simulation:
         raise NotAllowed("the run's noise comes from a seed (a simulation), which allow.simulation forbids")
+    if allow.aggregation == "secure" and asked.unit != "example" and asked.colluding is None:
+        raise NotAllowed("updates would leave in the open, and allow.aggregation is secure")
+    if asked.colluding is not None and asked.colluding < allow.colluding:
+        raise NotAllowed(
+            f"the run counts on {asked.colluding:g} of a cohort colluding, and allow.colluding is "
+            f"{allow.colluding:g}"
+        )
     for name in asked.names:
         if name not in allow.models:
             raise NotAllowed(f"the run names {name!r}, which is not among allow.models")

@@ -14,11 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tacit.data import Population, Records
-from tacit.data.records import Batch, Indices
 from tacit.deploy.keys import PublicKey, fingerprint, public_text, read_public
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed, write_atomically
@@ -92,6 +87,25 @@ class Roster:
         return Roster(self.members[:clients])
 
 
+def held(folder: Path) -> Roster:
+    """The roster that a client holds: others whom its owner knows; nobody, as long as none were taken in."""
+    return Roster.read(folder) if (folder / ROSTER).exists() else Roster()
+
+
+def taken_in(roster: Roster, cards: Sequence[Path]) -> Roster:
+    """The same with the clients of these cards, and nothing of them but names and keys."""
+    for file in cards:
+        roster = roster.with_member(replace(card_of(file), records=0))
+    return roster
+
+
+def card_of(file: Path) -> Member:
+    try:
+        return read_card(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error})") from None
+
+
 def read_card(text: str, where: str) -> Member:
     """What `tacit client check` wrote for the server's operator: name, key, perhaps a number of records."""
     try:
@@ -114,64 +128,3 @@ def _member(plain: dict[str, Any]) -> Member:
         raise ValueError("its number of records is none")
     read_public(plain["key"])
     return Member(**plain)
-
-
-class Elsewhere:
-    """Records that are with their owners: one stands for each of them, and nobody here can look at it."""
-
-    def __init__(self, roster: Roster) -> None:
-        self._owners = np.array([member.who for member in roster.members])
-
-    def __len__(self) -> int:
-        return len(self._owners)
-
-    @property
-    def labels(self) -> None:
-        return None
-
-    @property
-    def users(self) -> NDArray[Any]:
-        """Runs have people in common if they have owners in common."""
-        return self._owners
-
-    def raw(self, index: int) -> bytes:
-        return str(self._owners[index]).encode()
-
-    def take(self, indices: Indices) -> Batch:
-        raise UserError("these records are with their owners, not on the server")
-
-    def prepare(self, batch: Batch) -> Batch:
-        return batch
-
-
-@dataclass(frozen=True)
-class Looks:
-    """What everybody's records must look like: their shape, and the classes by number and name."""
-
-    shape: tuple[int, ...]
-    classes: int
-    labels: tuple[str, ...] = ()
-
-
-class Owners(Population):
-    """A population as a federation's server knows it: who there is, and how much each one says it has."""
-
-    def __init__(self, roster: Roster, looks: Looks) -> None:
-        count = len(roster.members)
-        super().__init__(Elsewhere(roster), np.arange(count + 1), np.arange(count))
-        self.roster, self.looks = roster, looks
-        self.__dict__["sizes"] = np.array([member.records for member in roster.members], np.int64)
-
-
-def alone(
-    records: Records,
-    own: Sequence[int] | NDArray[Any],
-    number: int = 0,
-    clients: int = 1,
-    holdout: float = 0.0,
-    validation: float = 0.0,
-) -> Population:
-    """The population as one of its clients knows it: its own records, under its number, and nobody else's."""
-    offsets = np.zeros(clients + 1, np.int64)
-    offsets[number + 1 :] = len(own)
-    return Population(records, offsets, np.asarray(own, np.int64), holdout, validation)

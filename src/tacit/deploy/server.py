@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import yaml
@@ -29,8 +29,12 @@ from tacit.deploy.keys import PrivateKey
 from tacit.deploy.messages import (
     Answer,
     BadMessage,
+    Body,
     Refusal,
+    StepAnswer,
+    StepOrder,
     TrainOrder,
+    Vector,
     body_hash,
     head_hash,
     pack,
@@ -38,7 +42,8 @@ from tacit.deploy.messages import (
     unpack,
     written,
 )
-from tacit.deploy.roster import Member, Owners
+from tacit.deploy.owners import Owners
+from tacit.deploy.roster import Member
 from tacit.deploy.states import RemoteStates
 from tacit.engine import Job, Order, Participant, Report, Tune, Worker, shards
 from tacit.engine.contract import Progress, ignore
@@ -46,11 +51,12 @@ from tacit.engine.states import version
 from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG
 from tacit.federation.files import unsealed_text
-from tacit.privacy import AdaptiveClip, Bounding, ClientLevel, ExampleLevel
+from tacit.privacy import Bounding, ClientLevel, FixedSize
+from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.vector import Vectors, frozen_hash
 
-POLL = 0.5
-"""Seconds between two looks for answers."""
+SHORTEST, POLL = 0.05, 0.5
+"""Seconds between two looks for answers: at first, and after a while."""
 LOG = "log.jsonl"
 SHARED = ("size", "normalise", "augment", "max_length", "tokenizer")
 """Keys of the data section that say what records are made into, and not where they are."""
@@ -69,8 +75,11 @@ SENT = (
 )
 """Sections that clients are told."""
 
-Parcel = tuple[bytes, Callable[[], bytes]]
+Parcel = tuple[bytes, Body]
 """An answer's head, and how to get its body."""
+Told = tuple[TrainOrder | StepOrder, bytes]
+"""An order as it was sent to a client: its values, and its bytes."""
+_A = TypeVar("_A", Answer, StepAnswer)
 
 
 class Transport(Protocol):
@@ -79,7 +88,7 @@ class Transport(Protocol):
     def online(self) -> set[str]:
         """Who is there now, by the hashes of their keys."""
 
-    def send(self, orders: Mapping[str, bytes], body: bytes, ttl: float) -> dict[str, str]:
+    def send(self, orders: Mapping[str, bytes], body: bytes | bytearray, ttl: float) -> dict[str, str]:
         """Hand over an order to each of these clients, all with one body; a ticket for each that took it."""
 
     def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
@@ -124,32 +133,22 @@ class Deployed:
             total.zero_()
         self._wait()
         body, vectors = pack(message)
-        body_name, created = body_hash(body), self._clock()
-        ends, orders = time.monotonic() + self._patience.deadline, dict[int, tuple[TrainOrder, bytes]]()
-        for visit in visits:
-            if not self._member(visit.client).revoked:
-                told = self._order(order, visit, vectors, body_name, created)
-                orders[visit.client] = told, written(told, self._key)
-        to_all = {told.to: head for told, head in orders.values()}
-        tickets = self._transport.send(to_all, body, self._patience.deadline)
+        body_name = body_hash(body)
+        leg = self._sent([self._order(order, visit, vectors, body_name) for visit in visits], body)
         reports: list[Report] = []
         outcomes: dict[str, int] = {}
         done = 0
         for shard in shards(visits, self._population.sizes):
             for total in self._shard.values():
                 total.zero_()
-            due = {v.client: tickets[orders[v.client][0].to] for v in shard if v.client in orders
-                   and orders[v.client][0].to in tickets}  # fmt: skip
-            parcels = self._collected(due, ends)
+            parcels = self._collected(leg, [visit.client for visit in shard])
             for visit in shard:
                 done += 1
                 try:
-                    report = self._added(order, visit, orders.get(visit.client), parcels.get(visit.client))
-                except _Nothing as error:
+                    reports.append(self._added(order, visit, leg, parcels.get(visit.client)))
+                except Nothing as error:
                     outcomes[error.what] = outcomes.get(error.what, 0) + 1
                     self._note(error.what, order, visit.client, str(error))
-                else:
-                    reports.append(report)
             for name, total in self._total.items():
                 total.add_(self._shard[name])
             progress(done)
@@ -193,9 +192,7 @@ class Deployed:
                 )
             time.sleep(POLL)
 
-    def _order(
-        self, order: Order, visit: Participant, vectors: tuple[Any, ...], body: str, created: float
-    ) -> TrainOrder:
+    def _order(self, order: Order, visit: Participant, vectors: tuple[Vector, ...], body: str) -> TrainOrder:
         looks, states, client = self._population.looks, self._states, visit.client
         return TrainOrder(
             run=states.run,
@@ -203,7 +200,7 @@ class Deployed:
             client=client,
             clients=len(self._population),
             nonce=secrets.token_hex(16),
-            created=created,
+            created=self._clock(),
             ttl=float(self._patience.deadline),
             round=order.round,
             attempt=order.attempt,
@@ -225,13 +222,25 @@ class Deployed:
             body=body,
         )
 
-    def _collected(self, due: Mapping[int, str], ends: float) -> dict[int, Parcel]:
-        """What came for each ticket before the deadline."""
+    def _sent(self, orders: Sequence[TrainOrder | StepOrder], body: bytes | bytearray) -> Leg:
+        """Send these orders, all with one body, to those of their clients who were not put out."""
+        told: dict[int, Told] = {}
+        for order in orders:
+            if not self._member(order.client).revoked:
+                told[order.client] = order, written(order, self._key)
+        ends, deadline = time.monotonic() + self._patience.deadline, self._patience.deadline
+        tickets = self._transport.send({order.to: head for order, head in told.values()}, body, deadline)
+        given = {n: tickets[order.to] for n, (order, _) in told.items() if order.to in tickets}
+        return Leg(told, given, ends)
+
+    def _collected(self, leg: Leg, clients: Sequence[int]) -> dict[int, Parcel]:
+        """What these clients answered before the deadline."""
         found: dict[int, Parcel] = {}
-        left = dict(due)
+        left = {client: leg.tickets[client] for client in clients if client in leg.tickets}
+        pause = SHORTEST
         while left:
             came = self._transport.receive(list(left.values()))
-            late = time.monotonic() > ends
+            late = time.monotonic() > leg.ends
             for client, ticket in list(left.items()):
                 if ticket in came:
                     parcel = came[ticket]
@@ -240,45 +249,61 @@ class Deployed:
                         found[client] = parcel
             if late:
                 break
-            if left and not came:
-                time.sleep(POLL)
+            if left:
+                time.sleep(pause)
+                pause = SHORTEST if came else min(1.5 * pause, POLL)
         return found
 
-    def _added(
-        self, order: Order, visit: Participant, told: tuple[TrainOrder, bytes] | None, parcel: Parcel | None
-    ) -> Report:
-        """Add a client's answer to the shard's sum, if it is one."""
+    def _opened(self, leg: Leg, client: int, parcel: Parcel | None, kind: type[_A]) -> _A:
+        """The head of a client's answer to its order; `Nothing` if there is none, or it is none."""
+        told = leg.told.get(client)
         if told is None or parcel is None:
-            raise _Nothing("absent", "no answer by the deadline" if told else "it was put out")
-        member, sent = self._member(visit.client), told[0]
+            raise Nothing("absent", "no answer by the deadline" if told else "it was put out")
+        sent = told[0]
         try:
-            head = read_any(parcel[0], member.public_key)
-            if isinstance(head, TrainOrder) or (head.run, head.client, head.nonce) != (
+            head = read_any(parcel[0], self._member(client).public_key)
+            if isinstance(head, TrainOrder | StepOrder) or (head.run, head.client, head.nonce) != (
                 sent.run, sent.client, sent.nonce,
             ):  # fmt: skip
                 raise BadMessage("it is not an answer to this order")
             if isinstance(head, Refusal):
-                raise _Nothing("refused", f"{head.reason}: {head.text}")
-            if head.order != head_hash(told[1]):
+                raise Nothing("refused", f"{head.reason}: {head.text}")
+            if not isinstance(head, kind) or head.order != head_hash(told[1]):
                 raise BadMessage("it is an answer to another order")
-            upload = unpack(parcel[1](), head, expected_upload(self.job, order.bounding))
+        except BadMessage as error:
+            raise Nothing("invalid", str(error)) from error
+        return head
+
+    def _added(self, order: Order, visit: Participant, leg: Leg, parcel: Parcel | None) -> Report:
+        """Add a client's answer to the shard's sum, if it is one."""
+        head, member = self._opened(leg, visit.client, parcel, Answer), self._member(visit.client)
+        assert parcel is not None
+        try:
+            upload = unpack(parcel[1], head, expected_upload(self.job, order.bounding))
             weight = self._weight(order, head, member)
             norm = checked_norm(upload, order.bounding)
-            kept = version(order.round, order.attempt, visit.replay)
-            if head.state not in (None, kept):
-                raise BadMessage("it names a state that it was not asked for")
+            self._refuse_other_state(order, visit, head)
         except BadMessage as error:
-            raise _Nothing("invalid", str(error)) from error
+            raise Nothing("invalid", str(error)) from error
         for name, vector in upload.items():
             self._shard[name].add_(vector, alpha=weight)
-        if head.state is not None and head.state_digest is not None:
-            self._states.note(visit.client, head.state, head.state_digest)
         if head.norm is not None and isinstance(self.job.privacy, ClientLevel):
             norm = head.norm
+        return self._reported(visit, head, weight, norm)
+
+    @staticmethod
+    def _refuse_other_state(order: Order, visit: Participant, head: Answer) -> None:
+        if head.state not in (None, version(order.round, order.attempt, visit.replay)):
+            raise BadMessage("it names a state that it was not asked for")
+
+    def _reported(self, visit: Participant, head: Answer, weight: float, norm: float) -> Report:
+        """What is known of a client whose upload is in the sum."""
+        if head.state is not None and head.state_digest is not None:
+            self._states.note(visit.client, head.state, head.state_digest)
         return Report(
             client=visit.client,
             weight=float(weight),
-            examples=member.records if head.examples is None else head.examples,
+            examples=self._member(visit.client).records if head.examples is None else head.examples,
             steps=head.steps,
             loss=math.nan if head.loss is None else head.loss,
             norm=norm,
@@ -303,7 +328,16 @@ class Deployed:
             stream.write(json.dumps(line) + "\n")
 
 
-class _Nothing(Exception):
+@dataclass(frozen=True)
+class Leg:
+    """Orders that are out: what each client was told, the transport's tickets, and when it is too late."""
+
+    told: Mapping[int, Told]
+    tickets: Mapping[int, str]
+    ends: float
+
+
+class Nothing(Exception):
     """A client adds nothing to the sum; says why."""
 
     def __init__(self, what: str, text: str) -> None:
@@ -339,10 +373,10 @@ def checked_norm(upload: Vectors, bounding: Bounding | None) -> float:
 def refuse_undeployable(job: Job) -> None:
     """Runs that real clients cannot take part in, or not yet."""
     privacy = job.privacy
-    if privacy is not None and type(privacy) not in (ClientLevel, AdaptiveClip, ExampleLevel):
+    if isinstance(privacy, Correlated) and not isinstance(privacy.sampling, FixedSize):
         raise UserError(
-            f"privacy: real clients cannot count the cost of {privacy.kind} noise by themselves yet; leave "
-            "out privacy.mechanism and privacy.aggregation"
+            "cohort.sampling: who takes part is no secret between real clients, and correlated noise with "
+            "Poisson cohorts counts on it; leave it out, so that clients take turns"
         )
     if privacy is not None and privacy.metrics is not None:
         raise UserError("privacy.metrics: real clients do not tell the numbers it is made of; leave it out")

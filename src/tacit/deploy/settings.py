@@ -7,15 +7,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from tacit.deploy.keys import read_key
-from tacit.deploy.server import LOG, Deployed, Patience
+from tacit.deploy.folders import KEY
+from tacit.deploy.keys import PrivateKey, read_key
+from tacit.deploy.masked_sums import MaskedSums
+from tacit.deploy.server import LOG, Deployed, Patience, Transport
 from tacit.engine import Job
 from tacit.engine.contract import Replay, free
+from tacit.privacy import SecureSum
 from tacit.section import Section
 from tacit.vector import Vectors
 
-KEY = "server"
-"""The server's own key, in the federation's folder."""
+
+def deployed(job: Job, transport: Transport, key: PrivateKey, log: Path, patience: Patience) -> Deployed:
+    """The engine for a job whose clients are real: under secure aggregation it never sees an update."""
+    kind = MaskedSums if isinstance(job.privacy, SecureSum) else Deployed
+    return kind(job, transport, key, log, patience)
 
 
 class FlowerSettings(Section):
@@ -35,7 +41,7 @@ class FlowerSettings(Section):
         transport = SuperLinkTransport(folder)
         try:
             patience = Patience(self.deadline, min(self.wait, len(job.population)))
-            return Deployed(job, transport, read_key(folder / KEY), folder / LOG, patience)
+            return deployed(job, transport, read_key(folder / KEY), folder / LOG, patience)
         except BaseException:
             transport.close()
             raise

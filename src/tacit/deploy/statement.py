@@ -89,6 +89,19 @@ def _observers(
                 "That this client took part, and when, is plain to them; it is no part of what is protected.",
             ),
         )
+    if counted and all(account.secure for account in counted):
+        why = (
+            "It saw sums of masked updates alone, with the clients' noise in them, and who took part. If no "
+        )
+        why += (
+            "more of a cohort collude with it than the runs counted on; neighbours: what this client sent, "
+        )
+        why += "or zeros in its place."
+        return (
+            ("the server, and whoever runs it", epsilon, why),
+            ("other clients, and whoever gets the model", epsilon, "They see less."),
+            ("whoever watches the network and gets the model", epsilon, "They see less."),
+        )
     return (
         ("the server, and whoever runs it", None, "It sees updates before its noise and must be trusted."),
         (

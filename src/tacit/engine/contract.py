@@ -90,6 +90,8 @@ class Report:
     """L2 norm of each layer of its update, before any bound; only where a run asks for it."""
     gradient_layers: list[float] | None = None
     """The same of its gradients, in the mean over its steps."""
+    clipped_layers: list[float] | None = None
+    """The same of its update after the bound, under a guarantee for clients."""
 
 
 Progress = Callable[[int], None]

@@ -76,8 +76,8 @@ class DeviceSettings(Section):
         return found[0]
 
 
-def devices(wanted: str | Sequence[str]) -> list[str]:
-    """Devices by the names that torch has for them.
+def devices(wanted: str | Sequence[str], key: str = "engine.device") -> list[str]:
+    """Devices by the names that torch has for them; `key` is where a person has named them.
 
     >>> devices("cpu")
     ['cpu']
@@ -89,13 +89,13 @@ def devices(wanted: str | Sequence[str]) -> list[str]:
         return ["cpu"]
     names = [wanted] if isinstance(wanted, str) else list(wanted)
     if not names:
-        raise UserError("engine.device: an empty list; name a device, or say auto")
+        raise UserError(f"{key}: an empty list; name a device, or say auto")
     for name in names:
         kind, _, index = name.partition(":")
         if kind != "cpu" and int(index or 0) >= _number(kind):
             here = [k for k in KINDS if _number(k)]
             raise UserError(
-                f"engine.device: torch sees no {name} on this machine, but {', '.join(['cpu', *here])}; use "
+                f"{key}: torch sees no {name} on this machine, but {', '.join(['cpu', *here])}; use "
                 "one of those, or auto"
             )
     return names
@@ -136,11 +136,15 @@ class Compute:
             torch.backends.cuda.matmul.allow_tf32 = False
         if self.precision == "bf16" and not torch.amp.is_autocast_available(self.kind):
             raise UserError(f"engine.precision: torch has no bf16 on {self.device}; set it to float32")
-        if not self.here and any(p.device.type != self.kind for p in model.parameters()):
+        if not self.here and any(str(p.device) not in self._names() for p in model.parameters()):
             model = deepcopy(model, _moved(model, self.device))
         if self.activation_checkpointing:
             forget_activations(model)
         return model
+
+    def _names(self) -> tuple[str, ...]:
+        """What tensors that are there call it: without a number it is the first."""
+        return (self.device, self.device if ":" in self.device else f"{self.device}:0")
 
     def batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """A batch where the model is. The copy runs beside whatever the device is at."""
@@ -173,7 +177,9 @@ def _moved(model: nn.Module, device: str) -> dict[int, Any]:
     """What a deep copy shall take for each tensor of a model: never a second copy on the host."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
+        there = parameter.detach().to(device)
+        plain = type(parameter) is nn.Parameter  # a quantised one moves what it needs to be read, too
+        memo[id(parameter)] = nn.Parameter(there, parameter.requires_grad) if plain else parameter.to(device)
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().to(device)
     return memo

@@ -1,9 +1,10 @@
 """The engine that shares clients out among processes of one machine.
 
-Each process holds one resident model and one thread. Messages go down and sums come up through shared
-memory; the pipes carry only plain values. Every worker has a few slots for finished shards. A shard waits
-in its slot until all shards before it have been added, so the sum is the in-process engine's bit for bit,
-and memory follows the number of workers, not the cohort.
+Each process holds one resident model and one thread, and is a fork of one that has imported the libraries
+(`tacit.engine.fork_server`) or, on accelerators, a fresh one. Messages go down and sums come up through
+shared memory; the pipes carry only plain values. Every worker has a few slots for finished shards. A shard
+waits in its slot until all shards before it have been added, so the sum is the in-process engine's bit for
+bit, and memory follows the number of workers, not the cohort.
 
 Workers may die
 ---------------
@@ -37,6 +38,7 @@ from torch import Tensor
 from tacit.engine import shared
 from tacit.engine.contract import Order, Participant, Progress, Replay, Report, Tune, free, ignore, shards
 from tacit.engine.device import HOST, Compute, DeviceSettings
+from tacit.engine.fork_server import SUPPORTED, Forked, ForkServer
 from tacit.engine.kinds import Threads, Workers, share
 from tacit.engine.shared import Place
 from tacit.engine.worker import ClientError, Job
@@ -74,7 +76,7 @@ class _Process:
     places: list[Place]
     free: list[int]
     pipe: Connection[Any, Any] | None = None
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
     tasks: deque[Task] = field(default_factory=deque)
     """Sent and not yet answered; the first is being done."""
     since: float = 0.0
@@ -133,6 +135,7 @@ class Pool:
         self._looked = time.monotonic()
         self._places: list[Place] = []
         self._processes: list[_Process] = []
+        self._server: ForkServer | None = None
         try:
             self._share(job)
             self._message_place = self._place("message", shared.vectors_size(self._message_sizes))
@@ -178,20 +181,11 @@ class Pool:
             self._beats_place,
             *worker.places,
         ]
+        compute = self._computes[worker.number % len(self._computes)]
         # Signals that are blocked here stay blocked in the worker: there is no moment at which one kills it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_FROM_WORKERS)
         try:
-            worker.process = subprocess.Popen(
-                # -P: a file of the current folder must not pass for a module of Python's.
-                [sys.executable, "-P", "-m", "tacit.engine.pool_worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno(), *(place.fd for place in places)],
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": str(self._threads),
-                    "MKL_NUM_THREADS": str(self._threads),
-                },
-                stdin=subprocess.DEVNULL,
-            )
+            worker.process, parent = self._forked(theirs, places, compute) or self._fresh(theirs, places)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
@@ -201,15 +195,46 @@ class Pool:
         self._send(
             worker,
             (
-                os.getpid(),
+                parent,
                 places,
                 self._message_sizes,
                 self._sizes,
                 worker.number,
                 self._threads,
-                self._computes[worker.number % len(self._computes)],
+                compute,
             ),
         )
+
+    def _forked(
+        self, pipe: Connection[Any, Any], places: Sequence[Place], compute: Compute
+    ) -> tuple[Forked, int] | None:
+        """A worker whose libraries are already there, and its parent's id; None where that is unsound."""
+        if not SUPPORTED or not compute.here:
+            return None
+        if self._server is not None and self._server.ended:
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = ForkServer(self._job.model, self._environment(), (p.fd for p in self._places))
+        forked = self._server.start(pipe, (place.fd for place in places))
+        return None if forked is None else (forked, self._server.pid)
+
+    def _fresh(
+        self, pipe: Connection[Any, Any], places: Sequence[Place]
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        """A worker that starts from nothing, and its parent's process id."""
+        process = subprocess.Popen(
+            # -P: a file of the current folder must not pass for a module of Python's.
+            [sys.executable, "-P", "-m", "tacit.engine.pool_worker", str(pipe.fileno())],
+            pass_fds=[pipe.fileno(), *(place.fd for place in places)],
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+        )
+        return process, os.getpid()
+
+    def _environment(self) -> dict[str, str]:
+        threads = str(self._threads)
+        return {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
     def sum(
         self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
@@ -384,6 +409,9 @@ class Pool:
         for worker in self._processes:
             self._end(worker)
         self._processes = []
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         for place in self._places:
             place.close()
         self._places = []

@@ -1,4 +1,4 @@
-"""The program of one process of the pool: `python -P -m tacit.engine.pool_worker FD`.
+"""The program of one process of the pool: `python -P -m tacit.engine.pool_worker FD`, or a fork.
 
 It reads tasks from the pipe FD until the other end is closed (or its maker dies), and does each on its one
 resident model. A thread of its own shows, in shared memory, that the process lives.
@@ -96,8 +96,8 @@ def _show_life(beats: Tensor, number: int, parent: int) -> None:
     threading.Thread(target=beat, daemon=True).start()
 
 
-def main() -> None:
-    pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
+def work(pipe: Connection[Any, Any]) -> None:
+    """Serve, and tell the other end why if that fails."""
     try:
         try:
             serve(pipe)
@@ -115,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    work(Connection(int(sys.argv[1])))

@@ -18,6 +18,7 @@ import torch
 
 from tacit.engine.contract import Engine, Order, Participant, Progress, Report, Tune, ignore, shards
 from tacit.engine.worker import Job
+from tacit.privacy.bounding import Bounding
 from tacit.privacy.mechanisms import SecureSum
 from tacit.secure import Client, Roster, Server, Stage, Terms, bits_needed, ec
 from tacit.vector import Vectors
@@ -89,22 +90,13 @@ class Secured:
         parts = torch.split(torch.from_numpy(server.result()), [*self._job.upload_sizes.values()])
         return dict(zip(self._job.upload_sizes, parts, strict=True)), reports
 
-    def _terms(self, order: Order, participants: Sequence[Participant]) -> Terms:
-        bounding, drawn = order.bounding, len(participants)
-        assert bounding is not None and bounding.grid is not None
-        grid, share = bounding.grid, bounding.share
-        asked = repr((order.round, order.attempt, order.lr, order.steps, self._job.upload_sizes, grid, share))
-        return Terms.fresh(
-            run=self._run,
-            round=order.round,
-            attempt=order.attempt,
-            config=sha256(asked.encode()).digest(),
-            members=(participant.client for participant in participants),
-            length=bounding.bound.dimension,
-            bits=bits_needed(drawn, grid.radius, share * math.sqrt(drawn)),
-            threshold=self._mechanism.threshold_of(drawn),
-            colluding=self._mechanism.colluding_of(drawn),
-        )
+    def _terms(self, order: Order, visits: Sequence[Participant]) -> Terms:
+        bounding = order.bounding
+        assert bounding is not None
+        sizes, grid, share = self._job.upload_sizes, bounding.grid, bounding.share
+        asked = repr((order.round, order.attempt, order.lr, order.steps, sizes, grid, share))
+        members, digest = [visit.client for visit in visits], sha256(asked.encode()).digest()
+        return terms_of(self._mechanism, bounding, self._run, order.round, order.attempt, digest, members)
 
     def _identity(self, number: int) -> ec.EllipticCurvePrivateKey:
         """A client's long-term key: as long as the run."""
@@ -122,3 +114,26 @@ class Secured:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def terms_of(
+    mechanism: SecureSum, bounding: Bounding, run: bytes, round: int, attempt: int, asked: bytes,
+    members: Sequence[int],
+) -> Terms:  # fmt: skip
+    """What a round is about: all but its nonce follows from the mechanism and from who was drawn.
+
+    `asked` is a digest of what the clients are told to do.
+    """
+    assert bounding.grid is not None
+    drawn = len(members)
+    return Terms.fresh(
+        run=run,
+        round=round,
+        attempt=attempt,
+        config=asked,
+        members=members,
+        length=bounding.bound.dimension,
+        bits=bits_needed(drawn, bounding.grid.radius, bounding.share * math.sqrt(drawn)),
+        threshold=mechanism.threshold_of(drawn),
+        colluding=mechanism.colluding_of(drawn),
+    )

@@ -225,6 +225,9 @@ class Worker:
         upload |= {name: live for name, live in flat.named_buffers.items() if name in into}
         layers = job.layout.layer_norms(upload["delta"]).tolist() if job.layers else None
         upload = {name: vector.to(self.compute.sums) for name, vector in upload.items()}
+        clipped: list[float] | None = None
+        if job.layers and order.bounding is not None:
+            clipped = job.layout.layer_norms(order.bounding.bound.apply(upload)[0]["delta"]).tolist()
         norm, weight = self._add(order, client, upload, into, work.examples)
         finite = math.isfinite(norm)
         kept = version(order.round, order.attempt, participant.replay) if finite and state else None
@@ -243,6 +246,7 @@ class Worker:
             seconds=time.perf_counter() - start,
             layers=layers,
             gradient_layers=work.gradient_layers,
+            clipped_layers=clipped,
         )
 
     def forget(self) -> None:

@@ -30,8 +30,12 @@ from tacit.system import sync
 from tacit.vector import Layout, Vectors, frozen_hash, write_buffers, write_values
 
 VECTORS, FACTS = "state.safetensors", "state.json"
+BEST = "best"
+"""The folder of the best checkpoint, where `evaluate.keep_best` asks for it."""
 CONFIG, LINEAGE = "config.yaml", "lineage.json"
 """The files of a run that never change after its first round begins."""
+LABELS, CLIENTS = "labels.json", "clients.json"
+"""What classes and, in a run without a guarantee, clients are called."""
 Facts = dict[str, Any]
 
 
@@ -80,7 +84,7 @@ def tidy(run: Path) -> None:
     """Remove what a killed run was just writing. Only for who holds the run's lock."""
     for left in [*run.glob("*.partial"), *run.glob("ledger.jsonl.*"), *run.glob(f"{STATES}/**/*.partial")]:
         left.unlink(missing_ok=True)
-    for left in run.glob("checkpoint/*.partial"):
+    for left in [*run.glob("checkpoint/*.partial"), *run.glob(f"{BEST}/*.partial")]:
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -200,12 +204,18 @@ def check_states(states: ClientStates, facts: Facts) -> None:
             raise ValueError(f"client {client}: {version} is not the state that was saved")
 
 
+def kept(run: Path) -> Checkpoint | None:
+    """What a run's model is: the best one where that is kept, else the newest; None if none was saved."""
+    best, _ = newest(run / BEST)
+    return best or newest(run / "checkpoint")[0]
+
+
 def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> None:
-    """Put what the newest checkpoint of a run holds into the run's model, rebuilt as it was at the start.
+    """Put what is kept of a run into the run's model, rebuilt as it was at the start.
 
     `personal` parts are on no server: they stay as they are.
     """
-    saved, _ = newest(run / "checkpoint")
+    saved = kept(run)
     if saved is None:
         raise UserError(f"{run}: no round was saved yet, so there is no trained model in it")
     refuse_other_files(run, saved.facts)

@@ -1,8 +1,8 @@
 """How far each layer moves in a client's hands: mean and deviation over the clients of a round.
 
-Paper 003's Figures 5, 10 and 19 to 23; 13 and 14 have the gradients of local training and the server's
-update. Layers move by very different amounts, which is why one clipping bound for the whole update serves
-some of them badly.
+Paper 003's Figures 5, 10 and 19 to 23; 13 and 14 have the gradients of local training, updates after
+clipping and the server's update. Layers move by very different amounts, which is why one clipping bound for
+the whole update serves some of them badly.
 
 >>> [kind(name) for name in ("layers.3.attention.qkv", "layers.3.mlp.up", "layers.3.norm2", "conv", "head")]
 ['attention', 'MLP', 'norm', 'convolution', 'head']
@@ -55,7 +55,8 @@ def server_statistics(layout: Layout, before: Tensor, after: Tensor) -> dict[str
 def over_rounds(metrics: Sequence[Record], what: str = "layers") -> Statistics:
     """The statistics of all clients of all rounds together; rounds that drew more clients count for more.
 
-    `what`: "layers" (of clients' updates) or "gradient_layers" (of their gradients while they train).
+    `what`: "layers" (of clients' updates), "clipped_layers" (the same after clipping) or "gradient_layers"
+    (of their gradients while they train).
     """
     rounds = [(r[what], r["clients"]) for r in metrics if r.get(what)]
     if not rounds:

@@ -46,6 +46,7 @@ def _exact(server: Server, outcome: Outcome) -> Record:
     if job.layers:
         record["layers"] = layer_statistics(server.layout, [r.layers for r in finite])
         record["gradient_layers"] = layer_statistics(server.layout, [r.gradient_layers for r in finite])
+        record["clipped_layers"] = layer_statistics(server.layout, [r.clipped_layers for r in finite])
         record["server_layers"] = outcome.server_layers
     if len(finite) < len(reports):
         record["skipped"] = sorted(r.client for r in reports if not r.finite)

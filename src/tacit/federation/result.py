@@ -22,6 +22,8 @@ class Result:
     """False when the run was interrupted; `tacit resume` goes on."""
     stopped: str | None = None
     """Why it ended before its last round, if it did."""
+    kept: str | None = None
+    """Which round's model this is, where the best is kept."""
 
     @property
     def trouble(self) -> str | None:

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from tacit.engine import Engine, Job, Participant
+from tacit.engine.device import HOST
 from tacit.engine.secure import Secured
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
@@ -25,7 +26,8 @@ from tacit.federation.server import Server, Settings
 from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SEEN_SPENT, SPENT
-from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, read_metrics
+from tacit.federation.stopping import Watch
+from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, metrics_lines, read_metrics
 from tacit.privacy import (
     Aggregation,
     Charge,
@@ -62,6 +64,7 @@ class Federation:
         self.server = Server(job, settings, self.mechanism.init())
         self.trackers: list[Tracker] = [Guarded(tracker) for tracker in trackers]
         self.stopped: str | None = None
+        self._watch = Watch(settings.patience)
         self._saved = 0
         self._metrics_saved: dict[str, Any] | None = None
         self._spent: dict[str, Any] = {}
@@ -106,13 +109,19 @@ class Federation:
             server.write_model()
         metrics = read_metrics(self.folder / "metrics.jsonl")
         finished = server.round == settings.rounds or self.stopped is not None
-        return Result(self.folder, self.job.model, metrics, finished, self.stopped)
+        kept = None
+        if finished and settings.keep_best and self._watch.round:
+            checkpoints.load_model(self.folder, self.job.model, self.job.algorithm.personal_part)
+            kept = f"the best, {self._watch.text}"
+        return Result(self.folder, self.job.model, metrics, finished, self.stopped, kept)
 
     def _engine(self) -> Engine:
         cohort, privacy = math.ceil(self.mechanism.expected(len(self.job.population))), self.job.privacy
         engine = self.settings.engine.open(self.job, self.server.message(), cohort, self._charge_again)
         self._hear(engine)
-        return Secured(engine, self.job, privacy) if isinstance(privacy, SecureSum) else engine
+        if isinstance(privacy, SecureSum) and not getattr(engine, "masks", False):
+            return Secured(engine, self.job, privacy)
+        return engine
 
     def _hear(self, engine: Engine) -> None:
         """What an engine may have to say: for the start, for each round's record, and for the statement,
@@ -132,6 +141,7 @@ class Federation:
             job.states.clear()
         self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_saved)
         self.trackers.insert(0, self._metrics)
+        self._watch.recall(metrics_lines(self.folder / "metrics.jsonl"))
         warnings = [] if job.privacy is None else job.privacy.warnings(job.workload)
         facts = {
             "parameters": server.layout.size,
@@ -145,6 +155,9 @@ class Federation:
     def _round(self, engine: Engine) -> bool:
         """Run a round, evaluate the model if it is time to, and report; False if the budget is used up."""
         start, server, last = time.perf_counter(), self.server, self.settings.rounds
+        self.stopped = self._watch.stalled
+        if self.stopped is not None:
+            return False
         outcome = run_round(server, self.mechanism, self.spending, engine, self._progress)
         if outcome is None:
             if server.round == 0:
@@ -163,6 +176,8 @@ class Federation:
         seconds = time.perf_counter() - start
         server.seconds += seconds
         self._tell(record | {"seconds": round(seconds, 4)})
+        if self._watch.hear(record) and self.settings.keep_best:
+            checkpoints.save(self.folder / checkpoints.BEST, self._checkpoint(), keep=1)
         return True
 
     def _due(self, every: int) -> bool:
@@ -215,6 +230,15 @@ class Federation:
 
     def _save(self) -> None:
         server, spending = self.server, self.spending
+        saved = self._checkpoint()
+        spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
+        folder = self.folder / "checkpoint"
+        checkpoints.save(folder, saved, self.settings.keep_checkpoints)
+        self._saved = server.round
+        server.saved({int(place.name) for place in checkpoints.finished(folder)})
+
+    def _checkpoint(self) -> Checkpoint:
+        server, spending = self.server, self.spending
         facts = {
             "belongs": checkpoints.belongings(self.folder),
             "metrics": self._metrics.saved(),
@@ -222,11 +246,7 @@ class Federation:
             "remarks": spending.remarks,
             **server.facts(),
         }
-        spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
-        folder, saved = self.folder / "checkpoint", Checkpoint(server.round, server.vectors(), facts)
-        checkpoints.save(folder, saved, self.settings.keep_checkpoints)
-        self._saved = server.round
-        server.saved({int(place.name) for place in checkpoints.finished(folder)})
+        return Checkpoint(server.round, HOST.host(server.vectors()), facts)
 
     def _restore(self) -> list[str]:
         """Go on from the newest sound checkpoint, if there is one; what should be told about it."""

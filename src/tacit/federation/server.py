@@ -21,6 +21,7 @@ from tacit.engine import (
     Report,
     Tune,
 )
+from tacit.engine.device import HOST
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.federation import checkpoint as checkpoints
@@ -51,6 +52,8 @@ class Settings:
     lr: float
     lr_schedule: Schedule
     server_optimizer: str | OptimizerFactory = "sgd"
+    server_device: str = "cpu"
+    """Where the state lives and the step is computed: a mean goes there, a message comes from there."""
     server_lr: float = 1.0
     server_schedule: Schedule = field(default=lambda step: 1.0)
     server_options: Mapping[str, Any] = field(default_factory=dict)
@@ -61,6 +64,10 @@ class Settings:
     """At every evaluation, also test each evaluated client after it has trained for itself alone."""
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
+    patience: int | None = None
+    """Stop after so many tests without a better one."""
+    keep_best: bool = False
+    """Keep the model of the best test, and end with it."""
     engine: EngineSettings = field(default_factory=InProcessSettings)
 
 
@@ -97,17 +104,18 @@ class Server:
     def __init__(self, job: Job, settings: Settings, mechanism_state: State) -> None:
         self.job, self.settings, self.layout = job, settings, job.layout
         self.mechanism_state = mechanism_state
+        self._device = settings.server_device
         values = read_values(job.model, self.layout)
         self._personal = values[self.layout.shared :].clone()
         self.optimizer = ServerOptimizer(
             settings.server_optimizer,
-            values[: self.layout.shared].float(),
+            values[: self.layout.shared].float().to(self._device),
             self.layout,
             settings.server_lr,
             **settings.server_options,
         )
         state = job.algorithm.init(self.optimizer.theta, self.layout)
-        self.state: Vectors = {**state, **read_buffers(job.model)}
+        self.state: Vectors = self._there({**state, **read_buffers(job.model)})
         self.round = 0
         self.seconds = 0.0
         self.whole = True
@@ -139,8 +147,11 @@ class Server:
         return frozen_hash(self.job.model)
 
     def message(self) -> Vectors:
-        """What goes down to the clients."""
-        return {**self.job.algorithm.message(self.state), **buffers_in(self.state)}
+        """What goes down to the clients, from the host's memory."""
+        return HOST.host({**self.job.algorithm.message(self.state), **buffers_in(self.state)})
+
+    def _there(self, vectors: Vectors) -> Vectors:
+        return {name: vector.to(self._device) for name, vector in vectors.items()}
 
     def order(self, attempt: int, bounding: Bounding | None) -> Order:
         """What the clients are to do in this round."""
@@ -154,6 +165,7 @@ class Server:
 
     def step(self, mean: Vectors, lr: float, fraction: float) -> None:
         """The algorithm's server step: from the mean of the uploads to its next state."""
+        mean = self._there(mean)
         view = _Round(
             index=self.round,
             fraction=fraction,
@@ -182,13 +194,13 @@ class Server:
 
     def write_model(self) -> None:
         """Put the server's model into the module, whatever client was trained in it last."""
-        theta, personal = self.state["theta"], self._personal
+        theta, personal = self.state["theta"].cpu(), self._personal
         whole = torch.cat([theta, personal]) if personal.numel() else theta
         write_values(self.job.model, self.layout, whole)
-        write_buffers(self.job.model, self.state)
+        write_buffers(self.job.model, HOST.host(buffers_in(self.state)))
 
     def vectors(self) -> Vectors:
-        """All vectors of a checkpoint."""
+        """All vectors of a checkpoint, wherever they are."""
         tensors, _ = self.optimizer.state()
         noise, _ = checkpoints.split_vectors(self.mechanism_state)
         return (
@@ -236,7 +248,7 @@ class Server:
         state = {n: v for n, v in saved.vectors.items() if not n.startswith((OPTIMIZER, MECHANISM))}
         self.optimizer.theta.copy_(state["theta"])
         self.optimizer.load(optimizer, saved.facts["optimizer"])
-        self.state = {**state, "theta": self.optimizer.theta}
+        self.state = {**self._there(state), "theta": self.optimizer.theta}
         self.versions = {int(client): version for client, version in saved.facts["versions"].items()}
         self._digests = {int(client): known for client, known in saved.facts["states"].items()}
         self.round, self.seconds = saved.round, float(saved.facts["seconds"])

@@ -12,14 +12,14 @@ import numpy as np
 
 from tacit.engine import Job
 from tacit.engine.worker import add_sums, evaluate
-from tacit.federation.checkpoint import load_model, newest
+from tacit.federation.checkpoint import kept, load_model
 
 Metrics = dict[str, float]
 
 
 def load_newest(job: Job, folder: Path) -> int:
-    """Put a run's newest saved model into `job.model`; its round, or 0 if none is saved yet."""
-    saved, _ = newest(folder / "checkpoint")
+    """Put what is kept of a run into `job.model`; its round, or 0 if none is saved yet."""
+    saved = kept(folder)
     if saved is None:
         return 0
     load_model(folder, job.model, job.algorithm.personal_part)

@@ -158,33 +158,6 @@ class JsonLines:
             self._fd = -1
 
 
-class TensorBoard:
-    """Every number of a round as a TensorBoard scalar, in the run's own folder."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(
-                "trackers: tensorboard is not installed; pip install 'tacit[tensorboard]'"
-            ) from None
-        self._writer = SummaryWriter(str(folder))
-
-    def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
-        pass
-
-    def clients(self, done: int, cohort: int) -> None:
-        pass
-
-    def round(self, record: Record) -> None:
-        for name, value in record.items():
-            if isinstance(value, int | float) and name != "round":
-                self._writer.add_scalar(name, value, record["round"])
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 def read_metrics(file: Path) -> list[Record]:
     """All complete lines of a metrics file (a line cut short by a kill is left out)."""
     records = []

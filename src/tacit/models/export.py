@@ -81,7 +81,11 @@ def outputs(folder: Path) -> int | None:
 
 def auto_class(model: nn.Module) -> str:
     """The class of peft that loads an adapter with its base, by name alone."""
-    kinds = {"SEQ_CLS": "AutoPeftModelForSequenceClassification", "CAUSAL_LM": "AutoPeftModelForCausalLM"}
+    kinds = {
+        "SEQ_CLS": "AutoPeftModelForSequenceClassification",
+        "TOKEN_CLS": "AutoPeftModelForTokenClassification",
+        "CAUSAL_LM": "AutoPeftModelForCausalLM",
+    }
     return kinds.get(_task_type(model) or "", "AutoPeftModel")
 
 
@@ -95,7 +99,12 @@ def copy_tokenizer(source: Path, into: Path) -> None:
 def _task_type(model: nn.Module) -> str | None:
     """peft's word for what the model does; it has none for pictures."""
     name = type(model).__name__
-    kinds = {"ForSequenceClassification": "SEQ_CLS", "LMHeadModel": "CAUSAL_LM", "ForCausalLM": "CAUSAL_LM"}
+    kinds = {
+        "ForSequenceClassification": "SEQ_CLS",
+        "ForTokenClassification": "TOKEN_CLS",
+        "LMHeadModel": "CAUSAL_LM",
+        "ForCausalLM": "CAUSAL_LM",
+    }
     return next((kind for ending, kind in kinds.items() if name.endswith(ending)), None)
 
 

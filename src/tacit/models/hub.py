@@ -1,7 +1,8 @@
 """Classifiers and language models of transformers, pretrained (a folder or the hub) or from a config alone.
 
 The data set decides the number of classes and what kind of model is meant: pictures (channels, height, width)
-get an image classifier, anything else a text classifier, and the task `language` a model of the next token.
+get an image classifier, anything else a text classifier, the task `language` a model of the next
+token, and `token-classification` one with a class for each token.
 All weights are 32-bit floats; those that a checkpoint lacks (a new classifier) come from torch's generator.
 
 >>> tiny = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -18,7 +19,7 @@ tacit.errors.UserError: model.config: a vit has no 'hiden_size'; did you mean 'h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ from torch import nn
 
 from tacit.errors import UserError
 from tacit.models.weights import locate
+from tacit.vector.layout import output_layers
 
 Shape = tuple[int, ...]
 
@@ -44,6 +46,7 @@ def from_hub(
     language: bool = False,
     offline: bool = False,
     frozen: Frozen = "float32",
+    words: bool = False,
 ) -> nn.Module:
     """The pretrained model `name` (see `weights.locate`), with a fresh output layer where it needs one.
 
@@ -53,7 +56,7 @@ def from_hub(
     transformers = library()
     folder = locate(name, offline)
     config = _read_config(folder)
-    auto = _kind(config, shape, language, f"model.hub: {name}")
+    auto = _kind(config, shape, language, words, f"model.hub: {name}")
     _refuse_other_pictures(config, shape, name)
     given: dict[str, Any] = {"use_cache": False} if language else {"num_labels": classes}
     if frozen == "empty":
@@ -62,7 +65,9 @@ def from_hub(
         with _quiet(transformers):
             return _checked(auto.from_config(config, dtype=torch.float32))
     if frozen == "4bit":
-        given |= _four_bits(transformers)
+        with torch.device("meta"), _quiet(transformers):
+            heads = output_layers(auto.from_config(config))
+        given |= _four_bits(transformers, heads)
     with _quiet(transformers):
         try:
             model, report = auto.from_pretrained(
@@ -82,7 +87,11 @@ def from_hub(
 
 
 def from_config(
-    config: Mapping[str, Any] | str, shape: Shape, classes: int, language: bool = False
+    config: Mapping[str, Any] | str,
+    shape: Shape,
+    classes: int,
+    language: bool = False,
+    words: bool = False,
 ) -> nn.Module:
     """A model without weights, from the values of a transformers config or the path of a `config.json`.
 
@@ -106,7 +115,7 @@ def from_config(
     values |= {"use_cache": False} if language else {"num_labels": classes}
     try:
         built = transformers.AutoConfig.for_model(kind, **values)
-        auto = _kind(built, shape, language, f"model.config: {kind}")
+        auto = _kind(built, shape, language, words, f"model.config: {kind}")
         if len(shape) == 3:
             _refuse_other_pictures(built, shape, kind)
             _refuse_cut_pictures(built, shape)
@@ -116,18 +125,21 @@ def from_config(
         raise UserError(f"model.config: no {kind} can be built from it ({first_line(error)})") from None
 
 
-def _four_bits(transformers: Any) -> dict[str, Any]:
-    """What has a model's matrices kept in 4 bits (NF4; Dettmers et al., 2023, arXiv:2305.14314)."""
+def _four_bits(transformers: Any, heads: Sequence[str]) -> dict[str, Any]:
+    """What keeps all matrices but the output layers' in 4 bits (NF4; Dettmers et al., arXiv:2305.14314)."""
     if find_spec("bitsandbytes") is None:
         raise UserError(
             "model.frozen: 4bit needs bitsandbytes; `pip install bitsandbytes`, or set model.frozen to bf16"
         )
-    if not torch.cuda.is_available():
-        raise UserError("model.frozen: 4bit needs a CUDA device, and torch sees none; set it to bf16")
     quantised = transformers.BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=list(heads),
     )
-    return {"quantization_config": quantised, "device_map": {"": torch.cuda.current_device()}}
+    # Packed where it will be used: a GPU's layout is not a processor's.
+    place = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    return {"quantization_config": quantised, "device_map": {"": place}}
 
 
 def library() -> Any:
@@ -162,11 +174,13 @@ def _config_file(name: str) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in ("id2label", "label2id", "num_labels")}
 
 
-def _kind(config: Any, shape: Shape, language: bool, what: str) -> Any:
+def _kind(config: Any, shape: Shape, language: bool, words: bool, what: str) -> Any:
     """The family that has a model of this config for the task, or a refusal."""
     transformers = library()
     if language:
         auto, needed = transformers.AutoModelForCausalLM, "predicts the next token"
+    elif words:
+        auto, needed = transformers.AutoModelForTokenClassification, "classifies tokens"
     elif len(shape) == 3:
         auto, needed = transformers.AutoModelForImageClassification, "classifies pictures"
     else:

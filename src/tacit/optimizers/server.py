@@ -136,10 +136,15 @@ class ServerOptimizer:
                 continue
             if not index.isdigit() or int(index) >= len(states):
                 raise ValueError(f"optimizer state {key!r} belongs to another model")
-            states[int(index)][name] = value.clone() if isinstance(value, Tensor) else value
+            # torch counts steps on the host, in a tensor without dimensions.
+            states[int(index)][name] = _like(value, self.theta) if isinstance(value, Tensor) else value
         for parameter, state in zip(self._parameters, states, strict=True):
             # Not load_state_dict, which casts every tensor to the parameter's type.
             self._optimizer.state[parameter] = state
+
+
+def _like(value: Tensor, theta: Tensor) -> Tensor:
+    return value.clone() if value.dim() == 0 else value.to(theta.device, copy=True)
 
 
 def _kind(name: str) -> type[Optimizer]:

@@ -87,9 +87,14 @@ class Audit:
             about += f"; at δ = {self.curve.delta:.2g}, {there}{by}"
         return (
             f"{self.what}: claimed ε = {self.claimed:.3g}, audited ε ≥ {self.lower:.3g} at δ = "
-            f"{self.delta:g} with {self.confidence:.0%} confidence{about}: {verdict} ({self.trials:,} trials "
-            f"by {self.attack}, {self.seconds:.1f} s)."
+            f"{self.delta:g} with {percent(self.confidence)} confidence{about}: {verdict} ({self.trials:,} "
+            f"trials by {self.attack}, {self.seconds:.1f} s)."
         )
+
+
+def percent(confidence: float) -> str:
+    """A confidence for a person to read, never rounded up to certainty."""
+    return f"{100 * confidence:.10g} %"
 
 
 def from_rates(

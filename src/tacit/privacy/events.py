@@ -40,7 +40,7 @@ class Event:
         """The same access as a `dp_accounting.DpEvent`; one that no accountant supports unless a class says
         more.
         """
-        import dp_accounting
+        from tacit.privacy.library import dp_accounting
 
         return dp_accounting.UnsupportedDpEvent()
 
@@ -88,7 +88,7 @@ class PoissonGaussian(Event):
             raise ValueError(f"rate {self.rate} and noise {self.noise} are no event's")
 
     def dp_event(self) -> Any:
-        import dp_accounting
+        from tacit.privacy.library import dp_accounting
 
         if self.noise == 0:
             return dp_accounting.NonPrivateDpEvent()
@@ -128,7 +128,7 @@ class FixedSizeGaussian(Event):
         return self.size / self.population
 
     def dp_event(self) -> Any:
-        import dp_accounting
+        from tacit.privacy.library import dp_accounting
 
         if self.noise == 0:
             return dp_accounting.NonPrivateDpEvent()

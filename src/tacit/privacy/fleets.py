@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tacit.errors import UserError
+from tacit.privacy.accountants import epsilon as spent
 from tacit.privacy.clipping import Clip
 from tacit.privacy.matrices import spread
 from tacit.privacy.mechanisms.banded import BandedNoise
@@ -72,3 +73,30 @@ def compare_mechanisms(
             break
         best, bands = wider, 2 * bands
     return found + ([independent] if best is independent else [independent, best])
+
+
+def in_turns(
+    kind: str,
+    population: int,
+    cohort: int,
+    rounds: int,
+    delta: float,
+    noise: float | None,
+    epsilon: float | None,
+) -> dict[str, Any]:
+    """No sampling at all: clients take turns, under correlated noise of this kind. ε of a noise, or the least
+    noise for ε; with what a model feels of it.
+    """
+    if not 1 <= cohort <= population:
+        raise UserError(f"--cohort {cohort:,} of --population {population:,} cannot be drawn")
+    made: Correlated = {made.kind: made for made in (BltNoise, BandedNoise)}[kind](
+        noise or 1.0, delta, Clip(1.0), FixedSize(cohort), epsilon, rounds=rounds
+    )
+    if noise is None:
+        made = made.calibrated(Workload(population), rounds)
+    spends = made.planned(Workload(population), rounds, made.noise)
+    return {
+        "noise": made.noise,
+        "epsilon": max(spent(spend, delta).value for spend in spends),
+        "error": made.noise * spread(made.matrix(population), rounds) / made.expected(population),
+    }

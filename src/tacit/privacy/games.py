@@ -7,8 +7,9 @@ through the mechanism's own `sample`, `bounding(…).add_` and `release`; at exa
 `ClippedGradient` and `privatize_`.
 
 >>> from tacit.privacy import ClientLevel, Clip, Poisson
->>> found = audit_mechanism(ClientLevel(2.0, 1e-3, Clip(0.5), Poisson(1.0)), trials=4000)
->>> found.refuted, 0.2 < found.lower < found.claimed < 1.4
+>>> mechanism = ClientLevel(0.25, 1e-3, Clip(0.5), Poisson(1.0))
+>>> found = audit_mechanism(mechanism, trials=1024, confidence=1 - 1e-7)
+>>> found.refuted, 1 < found.lower < found.claimed < 20
 (False, True)
 
 A round that is charged as an event is claimed to be private along the event's whole curve, δ by δ. So the

@@ -57,18 +57,19 @@ def _summed(items: list[tuple[PoissonGaussian, int]]) -> Spend:
 
 
 def _mixture(items: list[tuple[PoissonGaussian, int]], delta: float, size: int) -> float:
-    from dp_accounting.pld import privacy_loss_distribution
+    from tacit.privacy.library import dp_accounting
 
     if any(event.noise == 0 for event, _ in items):
         return math.inf
     tail = math.log(delta * 1e-4 / sum(count for _, count in items))
     interval = max(_reach(event, size, tail) / _POINTS for event, _ in items)
-    total = privacy_loss_distribution.identity(value_discretization_interval=interval)
+    losses = dp_accounting.pld.privacy_loss_distribution
+    total = losses.identity(value_discretization_interval=interval)
     for event, count in items:
         joined = [
             math.comb(size, i) * event.rate**i * (1 - event.rate) ** (size - i) for i in range(size + 1)
         ]
-        one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+        one = losses.from_mixture_gaussian_mechanism(
             event.noise,
             sensitivities=[float(i) for i in range(size + 1)],
             sampling_probs=joined,

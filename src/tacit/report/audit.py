@@ -8,23 +8,34 @@ import numpy as np
 
 from tacit.config.audit import AuditReport
 from tacit.errors import UserError
+from tacit.privacy.audit import percent
 
 
 def draw_audit(report: AuditReport, file: Path, title: str = "") -> None:
     """Draw as PNG or SVG by the file's ending."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
-    audits = [a for a in (report.mechanism, report.run) if a is not None]
-    seen = report.scores is not None and report.inside is not None
-    figure = Figure(figsize=(9 if seen else 5, 3.6), layout="constrained")
+    alone, run, seen = report.mechanism, report.run, report.scores is not None and report.inside is not None
+    bars = [(f"mechanism alone\nδ = {alone.delta:g}", alone.claimed, alone.lower)]
+    if alone.curve is not None:
+        point = alone.curve
+        bars.append((f"where most doubtful\nδ = {point.delta:g}", point.claimed, point.lower))
+    if run is not None:
+        bars.append((f"run with canaries\nδ = {run.delta:g}", run.claimed, run.lower))
+    figure = Figure(figsize=(10 if seen else 5.5, 3.6), layout="constrained")
     axes = figure.subplots(1, 2 if seen else 1, squeeze=False)[0]
-    places = np.arange(len(audits))
-    axes[0].bar(places - 0.2, [a.claimed for a in audits], 0.4, label="claimed ε", color="tab:blue")
-    label = f"shown, {report.mechanism.confidence:.0%} confidence"
-    axes[0].bar(places + 0.2, [a.lower for a in audits], 0.4, label=label, color="tab:orange")
-    axes[0].set_xticks(places, ["the mechanism alone", "a run with canaries"][: len(audits)])
-    axes[0].set_ylabel(f"ε at δ = {report.mechanism.delta:g}")
-    axes[0].legend(fontsize="small")
+    names, claimed, shown = zip(*bars, strict=True)
+    places, label = np.arange(len(bars)), f"shown, {percent(alone.confidence)} confidence"
+    for offset, values, name, colour in (
+        (-0.2, claimed, "claimed ε", "tab:blue"),
+        (0.2, shown, label, "tab:orange"),
+    ):
+        drawn = axes[0].bar(places + offset, values, 0.4, label=name, color=colour)
+        axes[0].bar_label(drawn, fmt="%.2g", fontsize="small")
+    axes[0].set_xticks(places, names, fontsize="small")
+    axes[0].set_ylabel("ε")
+    axes[0].margins(y=0.12)
+    axes[0].legend(fontsize="small", loc="upper left")
     if report.scores is not None and report.inside is not None:
         edges = np.histogram_bin_edges(report.scores, bins=30)
         for coin, name in ((True, "canary there"), (False, "not there")):

@@ -107,6 +107,11 @@ class Client:
         self._survivors: frozenset[int]
         self._view: Agreed
 
+    @property
+    def due(self) -> str | None:
+        """The step that comes next; None if its part has ended."""
+        return None if self._step is None else STEPS[self._step]
+
     def advertise(self) -> bytes:
         """Fresh public keys, signed."""
         with self._in_step("advertise"):

@@ -28,8 +28,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
 
-from scipy.stats import hypergeom
-
 from tacit.secure.wire import Refused
 
 COMPLETE = 128
@@ -52,6 +50,8 @@ def plan(clients: int, staying: int, colluding: int) -> Plan:
     complete = Plan(clients - 1, staying)
     if clients <= COMPLETE:
         return complete
+    from scipy.stats import hypergeom  # a second to import, for cohorts that few have
+
     for degree in range(2, clients - 1, 2):
         half, gone = degree // 2, min(clients, clients - staying + colluding)
         if clients * hypergeom.pmf(half, clients, gone, half) > INSECURE / 2:

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit.data.records import Batch
+from tacit.data.words import NOTHING
 from tacit.tasks.answers import ask
-
-NOTHING = -100
-"""The class of a place that is not asked about (padding, the rest of a word), as everywhere in the field."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ cost.
 | `FixedSizeGaussian` | replace one | 2C | no | yes |
 | `MatrixRow` | add or remove one | C·√square | yes | yes |
 
-dp_accounting is imported where it is used: it takes a second, which commands and workers that never ask for ε
-should not wait for.
+dp_accounting is imported where it is used, and by `tacit.privacy.library`: commands and workers that never
+ask for ε should not wait for it.
 """
 
 from __future__ import annotations

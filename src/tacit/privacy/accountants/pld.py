@@ -8,7 +8,7 @@ can only overstate ε; grids here are fine enough for about three digits.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,6 @@ def supports(event: Event) -> bool:
 @lru_cache(maxsize=4096)
 def epsilon(items: Items, delta: float, points: int) -> float | None:
     """ε of these events at δ; None where this accountant has no bound."""
-    from dp_accounting.pld import privacy_loss_distribution
-
     if delta < SMALLEST_DELTA:
         return None
     merged: list[tuple[float, float, int]] = []
@@ -55,17 +53,16 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
     interval = min(_grid(*part, tail, points) for part in merged)
     if interval > LARGEST_STEP:
         return None
-    total = privacy_loss_distribution.identity(value_discretization_interval=interval)
-    for rate, noise, count in merged:
-        total = total.compose(_pld(rate, noise, interval, tail).self_compose(count))
+    parts = (_pld(rate, noise, interval, tail).self_compose(count) for rate, noise, count in merged)
+    total = reduce(lambda one, other: one.compose(other), parts)
     return float(total.get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=64)
 def _pld(rate: float, noise: float, interval: float, tail: int) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
+    from tacit.privacy.library import dp_accounting
 
-    return privacy_loss_distribution.from_gaussian_mechanism(
+    return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         noise,
         sampling_prob=rate,
         value_discretization_interval=interval,

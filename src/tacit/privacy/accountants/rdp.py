@@ -22,9 +22,9 @@ Items = tuple[tuple[Event, int], ...]
 
 def supports(event: Event) -> bool:
     """Whether there is a bound for such an event."""
-    from dp_accounting.rdp import RdpAccountant
+    from tacit.privacy.library import dp_accounting
 
-    return bool(RdpAccountant(_ORDERS[:1], _relation(event)).supports(event.dp_event()))
+    return bool(dp_accounting.rdp.RdpAccountant(_ORDERS[:1], _relation(event)).supports(event.dp_event()))
 
 
 @lru_cache(maxsize=4096)
@@ -40,9 +40,9 @@ def divergences(spend: Spend) -> tuple[Any, Any]:
 
 def converted(divergences: Any, delta: float) -> tuple[float, float]:
     """ε at δ of something with these divergences, and the order at which it was reached."""
-    from dp_accounting.rdp import rdp_privacy_accountant
+    from tacit.privacy.library import dp_accounting
 
-    value, order = rdp_privacy_accountant.compute_epsilon(_ORDERS, divergences, delta)
+    value, order = dp_accounting.rdp.compute_epsilon(_ORDERS, divergences, delta)
     return float(value), float(order)
 
 
@@ -51,21 +51,22 @@ _FEW_ORDERS = (1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, *range(3, 17), 20, 24, 32, 48, 6
 
 
 def _relation(event: Event) -> Any:
-    from dp_accounting import NeighboringRelation
+    from tacit.privacy.library import dp_accounting
 
     replaces = event.relation == "replace-one"
-    return NeighboringRelation.REPLACE_ONE if replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
+    relations = dp_accounting.NeighboringRelation
+    return relations.REPLACE_ONE if replaces else relations.ADD_OR_REMOVE_ONE
 
 
 @lru_cache(maxsize=1024)
 def _rdp(event: Event) -> Any:
     """Rényi divergences of one event, at all orders; infinite where it was not worth computing."""
-    from dp_accounting.rdp import RdpAccountant
+    from tacit.privacy.library import dp_accounting
 
     # The bound without replacement takes a hundred times longer for each order, and its best orders are low.
     few = event.relation == "replace-one"
     chosen = np.isin(_ORDERS, _FEW_ORDERS) if few else np.full(len(_ORDERS), True)
-    accountant = RdpAccountant(_ORDERS[chosen], _relation(event))
+    accountant = dp_accounting.rdp.RdpAccountant(_ORDERS[chosen], _relation(event))
     with _quiet():
         accountant.compose(event.dp_event())
     divergences = np.full(len(_ORDERS), np.inf)

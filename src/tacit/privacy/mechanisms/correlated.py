@@ -144,6 +144,11 @@ class Correlated(ClientLevel):
 
     # --- what it costs ----------------------------------------------------------------------------------
 
+    def whole(self, workload: Workload) -> Part:
+        """What all rounds of the run cost a client that is never asked before its turn."""
+        ((event, _),) = self.planned(workload, self.rounds, self.noise)[0].items()
+        return Part(event)
+
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
         """What this round adds to the squared sensitivity of all before it, nothing if that is nothing (with
         fewer bands than groups); of a round that is repeated, all that a row can be.
@@ -257,6 +262,16 @@ class Correlated(ClientLevel):
             )
 
     # --- what a person is told --------------------------------------------------------------------------
+
+    def seen_header(self, data: str) -> None:
+        """Nothing is counted on sampling, so whoever knows who took part learns no more."""
+        return
+
+    def seen_by_server(self, round: int, cohort: Ids) -> None:
+        return
+
+    def against_server(self, epsilon: float | None) -> None:
+        return
 
     def without_metrics(self) -> Self:
         return replace(self, metrics=None)

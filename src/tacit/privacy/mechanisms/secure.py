@@ -170,8 +170,14 @@ class SecureSum(ClientLevel):
             *plain.not_covered,
             "how many clients are in a cohort, and that a round was given up: each of its clients is told",
             "the server's own ledger, which names who took part in which round: it is for the server alone",
-            "whoever runs clients and server on one machine, as a simulation does: they could look anywhere",
         )
+        if self.deployed:
+            covered += ("when a client answers, and what its owner lets it tell besides (`allow.send`)",)
+        else:
+            covered += (
+                "whoever runs clients and server on one machine, as a simulation does: they could look "
+                "anywhere",
+            )
         return replace(plain, noise=noise, observers=(models,), not_covered=covered)
 
     def against_server(self, epsilon: float | None) -> Observer:
@@ -181,4 +187,7 @@ class SecureSum(ClientLevel):
             "run, without amplification; neighbours: what a client sent, or zeros in its place. In cohorts "
             "beyond 128 the server must follow the protocol; in smaller ones it may also lie."
         )
-        return Observer(f"the server, with up to {self.colluding:.0%} of each cohort", epsilon, why)
+        who = f"the server, with up to {self.colluding:.0%} of each cohort"
+        if self.deployed:
+            why += " Holds for whoever runs the SuperLink or watches the network too: they see less."
+        return Observer(who, epsilon, why)

@@ -1,0 +1,63 @@
+"""`tacit recipes` and `tacit init`: the experiments that come with the package, and a copy of one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tacit.errors import UserError
+
+
+def recipes(
+    part: Annotated[str, typer.Argument(metavar="[PART]", help="Only those with this in their name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+) -> None:
+    """List the recipes: whole experiments, to be copied with `tacit init NAME`.
+
+    Of each: what it is, what it needs, and how much it is (runs of a sweep × rounds × clients a round).
+    Those under `small/` run on two cores in minutes.
+
+    - `tacit recipes small/00`
+    """
+    from tacit.config.recipes import about, names
+
+    found = [about(name) for name in names() if part in name]
+    if not found:
+        raise UserError(f"no recipe has {part!r} in its name; `tacit recipes` lists all")
+    if as_json:
+        print(json.dumps([asdict(recipe) for recipe in found], ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    for recipe in found:
+        console.print(f"[bold]{recipe.name}[/bold]  {recipe.size}")
+        for line in (recipe.text, *([f"needs {recipe.needs}"] if recipe.needs != "nothing" else [])):
+            console.print(f"  {line}", markup=False, style="dim", no_wrap=True, overflow="ellipsis")
+    console.print("\nCopy one with `tacit init NAME`.", markup=False)
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="The recipe; `tacit recipes` lists them.")] = "quickstart",
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="The folder for it.")] = Path(),
+) -> None:
+    """Write a recipe here, to be run and changed.
+
+    What it is laid over (`base:`) is written too, under recipes/. Nothing that is there is replaced.
+
+    - `tacit init quickstart`, then `tacit run quickstart.yaml`
+    """
+    from tacit.config.recipes import about, write
+
+    recipe, (file, *below) = about(name), write(name, into)
+    console = Console(highlight=False)
+    console.print(f"Wrote {file}", markup=False, soft_wrap=True)
+    if below:
+        console.print(f"and what it is laid over: {', '.join(map(str, below))}", markup=False)
+    if recipe.needs != "nothing":
+        console.print(f"It needs {recipe.needs}.", markup=False)
+    command = "pretrain" if "central" in recipe.size else "run"
+    console.print(f"Next: tacit {command} {file}", markup=False, soft_wrap=True)
