@@ -61,7 +61,8 @@ class Federation:
             refuse_weights(settings.weighted, job.privacy.unit)
         self.mechanism: Aggregation = job.privacy or Unprotected(sampling)
         self.spending = Spending(job.privacy, job.workload, folder, data, carried)
-        self.server = Server(job, settings, self.mechanism.init())
+        clients = job.workload.population
+        self.server = Server(job, settings, self.mechanism.init(), self.mechanism.expected(clients) / clients)
         self.trackers: list[Tracker] = [Guarded(tracker) for tracker in trackers]
         self.stopped: str | None = None
         self._watch = Watch(settings.patience)

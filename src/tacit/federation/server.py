@@ -101,9 +101,9 @@ class _Round:
 class Server:
     """The algorithm's state, the optimizer, the mechanism's state, and which client state counts."""
 
-    def __init__(self, job: Job, settings: Settings, mechanism_state: State) -> None:
+    def __init__(self, job: Job, settings: Settings, mechanism_state: State, fraction: float = 1.0) -> None:
         self.job, self.settings, self.layout = job, settings, job.layout
-        self.mechanism_state = mechanism_state
+        self.mechanism_state, self.fraction = mechanism_state, fraction
         self._device = settings.server_device
         values = read_values(job.model, self.layout)
         self._personal = values[self.layout.shared :].clone()
@@ -155,13 +155,16 @@ class Server:
 
     def order(self, attempt: int, bounding: Bounding | None) -> Order:
         """What the clients are to do in this round."""
-        settings, decay = self.settings, self.settings.lr_schedule(self.round)
+        settings, decay = self.settings, self._now(self.settings.lr_schedule)
         lr = settings.lr * decay
         return Order(self.round, lr, self.nominal_steps, decay, settings.weighted, attempt, bounding)
 
     def participants(self, clients: Ids) -> list[Participant]:
         """Clients, each with the version of its state that counts."""
         return [Participant(int(c), self.versions.get(int(c), NONE)) for c in clients]
+
+    def _now(self, schedule: Schedule) -> float:
+        return schedule(self.round)
 
     def step(self, mean: Vectors, lr: float, fraction: float) -> None:
         """The algorithm's server step: from the mean of the uploads to its next state."""
@@ -172,7 +175,7 @@ class Server:
             lr=lr,
             steps=self.nominal_steps,
             optimizer=self.optimizer,
-            lr_factor=self.settings.server_schedule(self.round),
+            lr_factor=self._now(self.settings.server_schedule),
             theta=self.state["theta"],
             local=self.job.local,
         )
