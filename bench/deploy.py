@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--privacy", choices=("none", "client", "secure"), default="none")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left running
     base, found = measure(1 / 32, given.privacy), measure(given.megabytes, given.privacy)
     vector = given.megabytes * 2**20
     plain = {

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
 
 import tacit
+from conftest import blobs
+from tacit.federation.run import Federation
 
 ORDER = [
     {"errors"},
@@ -53,3 +62,91 @@ def test_every_module_has_a_room_and_arrows_point_one_way() -> None:
         assert room in RANK, f"{file} is in no room"
         wrong += [f"{room} → {o} ({file.name})" for o in imports(file) if o != room and RANK[o] >= RANK[room]]
     assert not wrong, wrong
+
+
+# --- how often a round goes from room to room ---------------------------------------------------------------
+
+FOUNDATION = {"errors", "system", "lazy", "randomness", "reading", "section", "vector"}
+"""Rooms that are to the others what torch is: they know none of them, and nobody follows a call into them."""
+MOST = 20
+SECTIONS = {
+    "rounds": 3,
+    "data": {"name": "blobs", "partition": {"kind": "iid", "clients": 8}},
+    "model": {"name": "mlp", "hidden": [4]},
+    "cohort": 4,
+    "local": {"steps": 2, "batch": 5, "lr": 0.1},
+    "engine": {"workers": 0},
+    "evaluate": {"every": 10},
+}
+
+
+@cache
+def room_of(code: CodeType) -> str | None:
+    file = Path(code.co_filename)
+    if ROOT not in file.parents or code.co_name in ("__torch_function__", "__len__"):
+        return None  # torch's way to ask, and a property like any other
+    found = file.relative_to(ROOT).parts[0].removesuffix(".py")
+    return None if found in FOUNDATION else found
+
+
+def name_of(code: CodeType) -> str:
+    """The function; what is written inside of it (a lambda, a comprehension) counts as itself."""
+    return f"{Path(code.co_filename).relative_to(ROOT)}:{code.co_qualname.split('.<locals>')[0]}"
+
+
+def is_property(frame: FrameType) -> bool:
+    owner: Any = type(frame.f_locals["self"]) if "self" in frame.f_locals else None
+    found = getattr(owner, frame.f_code.co_name, None)
+    return owner is not None and not callable(found)
+
+
+def crossings(function: Callable[..., Any], *arguments: Any) -> set[tuple[str, str, str, str]]:
+    """Every call from one room into another, as caller → callee, however often it is made."""
+    found: set[tuple[str, str, str, str]] = set()
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        here = room_of(frame.f_code) if event == "call" else None
+        if here is None:
+            return
+        above = frame.f_back
+        while above is not None and room_of(above.f_code) is None:  # through torch, and back again
+            above = above.f_back
+        if above is None or room_of(above.f_code) == here or is_property(frame):
+            return
+        before = room_of(above.f_code)
+        assert before is not None
+        found.add((before, here, name_of(above.f_code), name_of(frame.f_code)))
+
+    sys.setprofile(profile)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "unit"), [("fedavg", None), ("dp2-fedsam", "client"), ("fedavg", "example")]
+)
+def test_a_round_crosses_few_rooms(method: str, unit: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's side (calls into and out of `federation`) and a client's (those of `engine`), each at most
+    twenty: functions that somebody who follows a round has to look up in another room.
+    """
+    seen: list[set[tuple[str, str, str, str]]] = []
+    run = Federation._round
+
+    def watched(self: Federation, engine: Any) -> bool:
+        if self.server.round != 1:  # in the first some things are done once, and in the last one more
+            return run(self, engine)
+        seen.append(crossings(run, self, engine))
+        return True
+
+    monkeypatch.setattr(Federation, "_round", watched)
+    private = {"unit": unit, "delta": 1e-3, "clip": 1.0, "noise": 1.0, "entropy": "seed"}
+    config = tacit.load(SECTIONS | {"method": method, "privacy": private if unit else None})
+    tacit.run(config, "run", dataset=blobs(80), progress=False)
+    (found,) = seen
+    server = {(a, b) for one, other, a, b in found if "federation" in (one, other)}
+    client = {(a, b) for one, other, a, b in found if "engine" in (one, other)} - server
+    assert 5 < len(server) <= MOST, sorted(server)
+    assert 5 < len(client) <= MOST, sorted(client)

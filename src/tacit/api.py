@@ -40,15 +40,16 @@ from tacit.config.methods import build_algorithm
 from tacit.config.records import named_tokenizer
 from tacit.config.sweep import load_one
 from tacit.data import Dataset, Tokenizer, own
+from tacit.data.describe import client_names
 from tacit.data.identity import Identity, identify
 from tacit.engine import EngineSettings, Job
 from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, Settings, Tracker
-from tacit.federation.checkpoint import CONFIG, LINEAGE, load_model
+from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE, load_model
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
-from tacit.federation.fitting import refuse_mismatch, refuse_odd
+from tacit.federation.fitting import refuse_mismatch, refuse_odd, refuse_other_task
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
 from tacit.federation.passed import (
@@ -93,8 +94,10 @@ MAY_CHANGE = (
     "evaluate.patience",
 )
 """What a resume may set otherwise: how long, and how it is computed, tested and saved."""
-LABELS = "labels.json"
-"""What the classes are called."""
+
+
+FIRST_FILES = {CONFIG, LINEAGE, LABELS, CLIENTS, OBJECTS}
+"""What is written before a run begins."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -184,6 +187,7 @@ def run(
     Raises:
         UserError: something cannot be done as asked; what is unsound is refused before anything is charged.
     """
+    _refuse_other_kinds(config, model, dataset, engine)
     folder = Path(folder) if folder is not None else new_folder(config.name)
     with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
         config = _on(config, device)
@@ -201,6 +205,8 @@ def run(
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         dataset = dataset or build_dataset(config)
+        if task is None:
+            refuse_other_task(dataset, config.task.name if config.task is not None else dataset.task)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
@@ -213,6 +219,9 @@ def run(
             write_passed(folder, passed)
             if dataset.label_names:
                 write_atomically(folder / LABELS, json.dumps(dataset.label_names, ensure_ascii=False) + "\n")
+            natural = config.privacy is None and config.data.partition.kind == "natural"
+            if natural and (names := client_names(job.population)) is not None:
+                write_atomically(folder / CLIENTS, json.dumps(names, ensure_ascii=False) + "\n")
             write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
@@ -286,6 +295,19 @@ def resume(
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         return _saved(config, federation.run())
+
+
+def _refuse_other_kinds(config: Any, model: Any, dataset: Any, engine: Any) -> None:
+    """What was passed in must be what it is passed as; of classes `describe` has a word of its own."""
+    for name, value, wanted, advice in (
+        ("config", config, Config, "tacit.load(…) makes one of a file or a mapping"),
+        ("model", model, nn.Module, "give a torch module, or name one in the config"),
+        ("dataset", dataset, Dataset, "tacit.dataset(…) makes one of tables, arrays and lists"),
+    ):
+        if not isinstance(value, type | wanted) and not (value is None and name != "config"):
+            raise UserError(f"{name}: this is a {type(value).__name__}; {advice}")
+    if engine is not None and not hasattr(engine, "open"):
+        raise UserError(f"engine: {engine!r} is no engine; give tacit.engine.PoolSettings(workers=4) or such")
 
 
 def _refuse_other_changes(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -659,9 +681,9 @@ def _nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        begun = {file.name for file in folder.iterdir()} - before - {CONFIG, LINEAGE, LABELS, OBJECTS}
+        begun = {file.name for file in folder.iterdir()} - before - FIRST_FILES
         if not begun:
-            for name in {CONFIG, LINEAGE, LABELS, OBJECTS} - before:
+            for name in FIRST_FILES - before:
                 (folder / name).unlink(missing_ok=True)
         raise
 

@@ -170,3 +170,40 @@ def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> N
         tacit.UserError, match=r"client \d+, round 0, step 0: feature 7 is empty; fill it in$"
     ):
         tacit.run(config(engine__workers=workers), "run", dataset=dataset, algorithm=Refuses())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"dataset": {"x": [1]}}, "dataset: this is a dict; tacit.dataset"),
+        ({"model": "mlp"}, "model: this is a str; give a torch module"),
+        ({"engine": "pool"}, "engine: 'pool' is no engine"),
+        ({"config": "c.yaml"}, "config: this is a str; tacit.load"),
+    ],
+)
+def test_objects_of_another_kind_are_named(config, given, said) -> None:
+    with pytest.raises(tacit.UserError, match=said):
+        tacit.run(given.pop("config", config()), "run", **given)
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("task", ["language", "speech", "token-classification"])
+def test_a_task_for_other_records_is_refused_before_anything_starts(command, task) -> None:
+    Path("c.yaml").write_text(GOOD)
+    assert f"task: {task}" in one_line(command("run", "c.yaml", "--set", f"task={task}", "--out", "run"))
+    assert not Path("run").exists()
+
+
+def test_a_plan_of_absurd_length_is_answered_at_once(command) -> None:
+    ask = ["plan", "--rate", "0.1", "--noise", "1", "--delta", "1e-5", "--rounds"]
+    for rounds in ("99999999999999999999", "1e9"):
+        assert "--rounds" in one_line(command(*ask, rounds))
+
+
+def test_hardly_any_noise_is_told_and_nothing_is_divided_by_zero(command, recwarn) -> None:
+    Path("c.yaml").write_text(GOOD)
+    private = ["unit=client", "delta=1e-3", "clip=1", "noise=1e-9"]
+    sets = [part for setting in private for part in ("--set", f"privacy.{setting}")]
+    code, out, _ = command("run", "c.yaml", *sets, "--set", "rounds=1", "--out", "run")
+    assert code == 0 and "Mind: " in out
+    assert not [str(one.message) for one in recwarn if "divide" in str(one.message)]

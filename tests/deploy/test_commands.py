@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,23 @@ def test_records_are_prepared_as_the_run_says_and_found_where_the_owner_says(cli
         ).count()
         == 36
     )
+
+
+def test_every_row_of_the_threat_table_names_tests_that_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    table = page[page.index("| Who | What they can do") :].split("\n\n")[0].splitlines()[2:]
+    files = {file.stem: file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_*.py")}
+    assert len(table) >= 14
+    for row in table:
+        shown = row.strip(" |").split("|")[-1]
+        names = re.findall("`([^`]+)`", shown)
+        assert names or "statement" in shown, row
+        where = ""
+        for name in names:
+            if name.startswith("tests/"):
+                assert (Path(__file__).parents[2] / f"{name}.py").exists(), name
+                continue
+            if name.startswith("test_"):
+                where, _, name = name.partition(": ")
+                assert where in files, where
+            assert f"def test_{name.rstrip('…')}" in files[where], name

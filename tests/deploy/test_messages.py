@@ -19,6 +19,8 @@ from tacit.deploy.messages import (
     Answer,
     BadMessage,
     Refusal,
+    StepAnswer,
+    StepOrder,
     TrainOrder,
     body_hash,
     pack,
@@ -76,9 +78,13 @@ ANSWER = Answer(
     body=body_hash(BODY),
 )
 REFUSAL = Refusal(TOKEN, 1, TOKEN, "budget", "no room")
+STEP = StepOrder(TOKEN, TOKEN * 2, 1, TOKEN, 1.5, 60.0, 0, 0, "agree", TOKEN * 2, 3, body_hash(b"abc"))
+STEPPED = StepAnswer(TOKEN, 1, TOKEN, TOKEN * 2, 3, body_hash(b"abc"))
+MASKED = replace(ORDER, terms="00ff", members=(TOKEN * 2, TOKEN), delivery="ab")
+ALL = (ORDER, ANSWER, REFUSAL, STEP, STEPPED, MASKED)
 
 
-@pytest.mark.parametrize("head", [ORDER, ANSWER, REFUSAL])
+@pytest.mark.parametrize("head", ALL)
 def test_what_is_written_is_read(head: messages.Head) -> None:
     assert read(written(head, KEY), KEY.public_key(), type(head)) == head
 
@@ -172,10 +178,10 @@ def test_ten_thousand_damaged_messages_are_refused_and_nothing_else(monkeypatch:
     """
     monkeypatch.setattr(messages, "signed_by", lambda *args: True)
     rng = np.random.default_rng(0)
-    sound = [written(head, KEY) for head in (ORDER, ANSWER, REFUSAL)]
+    sound = [written(head, KEY) for head in ALL]
     refused = 0
     for number in range(10_000):
-        message = bytearray(sound[number % 3])
+        message = bytearray(sound[number % len(ALL)])
         for _ in range(int(rng.integers(1, 4))):
             at, kind = int(rng.integers(len(message))), int(rng.integers(5))
             if kind == 0:
@@ -185,7 +191,7 @@ def test_ten_thousand_damaged_messages_are_refused_and_nothing_else(monkeypatch:
             elif kind == 2:
                 message[at:at] = rng.bytes(int(rng.integers(1, 40)))
             elif kind == 3:
-                other = sound[int(rng.integers(3))]
+                other = sound[int(rng.integers(len(ALL)))]
                 message[at : at + 20] = other[at : at + 20]
             else:
                 message[at:at] = [b"{", b"[", b'"', b"\\u0000", b"null", b"1e999", b"\xff"][

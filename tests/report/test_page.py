@@ -96,6 +96,22 @@ def test_every_run_ends_with_its_page(private) -> None:
     assert all(any(word in str(title) for title in drawn) for word in wanted), drawn
 
 
+def test_classes_and_clients_have_their_names(config) -> None:
+    rows = [
+        {"x": 3e38 if n % 4 == 3 else 0.1, "job": "cook" if n % 2 else "<vet>", "who": f"p{n % 4}"}
+        for n in range(40)
+    ]
+    data = tacit.dataset(rows, features=["x"], label="job", user="who")
+    settings = config(rounds=2, data__partition={"kind": "natural"}, cohort=4)
+    tacit.run(settings, "runs/named", dataset=data)
+    text = Path("runs/named/report.html").read_text()
+    assert "&lt;vet&gt;, cook" in text and "<vet>" not in text
+    assert re.search(r"no number \(rounds\):</b> p3 \(2\)<", text), "clients by their names"
+    private = config(rounds=1, data__partition={"kind": "natural"}, cohort=4, privacy=CLIENT)
+    tacit.run(private, "runs/private", dataset=data)
+    assert not Path("runs/private/clients.json").exists(), "who took part is nobody's business"
+
+
 def test_nothing_on_the_page_asks_the_network(private) -> None:
     text = page(compare.rows([private]))
     tree = Tree(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -429,7 +430,7 @@ def build_privacy(
     assert not isinstance(section.noise, NoiseStatedOn)  # the schema has made a multiplier of it
     options: dict[str, Any] = {} if section.noise_at == "server" else {"noise_at": section.noise_at}
     if section.adaptive is not None:
-        options |= section.adaptive.model_dump()
+        options |= asdict(section.adaptive)
     kind: str = section.unit if section.adaptive is None else "adaptive-clip"
     if section.aggregation == "secure":
         if section.unit == "example" or section.adaptive is not None or section.mechanism is not None:

@@ -130,6 +130,8 @@ def _parsed(text: str) -> tuple[Any, yaml.Node | None]:
         return loader.construct_document(node), node
     except RecursionError:
         raise yaml.MarkedYAMLError(problem="sections lie too deep in each other") from None
+    except (LookupError, AttributeError):  # so PyYAML answers `!!timestamp x`
+        raise yaml.MarkedYAMLError(problem="a tag (!!…) that does not fit its value; leave it out") from None
     except (ValueError, OverflowError, TypeError) as error:  # a number of 5,000 digits, a list as a key
         raise yaml.MarkedYAMLError(problem=f"a value that cannot be read ({error})") from None
     finally:

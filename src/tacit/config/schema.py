@@ -27,6 +27,7 @@ from pydantic import (
 
 from tacit.config.imports import as_name
 from tacit.data.augment import Augment
+from tacit.data.dataset import Normalise
 from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
 from tacit.engine.device import Device
@@ -34,6 +35,8 @@ from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
 from tacit.privacy.conventions import to_sum
+from tacit.privacy.mechanisms.adaptive import AdaptiveClipping
+from tacit.privacy.mechanisms.correlated import CorrelatedNoise
 from tacit.privacy.metrics import Metrics
 from tacit.section import Section
 
@@ -154,13 +157,6 @@ class MethodChoice(Named):
     """A method and its options."""
 
     name: str = "fedavg"
-
-
-class Normalise(Section):
-    """What is subtracted from pixels between 0 and 1, and divided by: one number, or one for each channel."""
-
-    mean: Annotated[tuple[float, ...], Field(min_length=1)]
-    std: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
 
 
 class SpeechData(Section):
@@ -338,40 +334,6 @@ class Pretraining(BaseModel):
     clip: PositiveFloat | None = 1.0
     """Largest norm of a step's gradient."""
     schedule: AnySchedule = Constant()
-
-
-class AdaptiveClipping(Section):
-    """Let the clip follow a quantile of the clients' norms (Andrew et al., 2021), within the same budget."""
-
-    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    rate: PositiveFloat = 0.2
-    count_noise: PositiveFloat = 5.0
-    """Noise on the number of clients within the clip, in clients; a twentieth of the cohort is usual."""
-
-
-class CorrelatedNoise(Section):
-    """Noise that later rounds take back in part; a bare name is short for its defaults.
-
-    Clients take turns: a round takes the next of population ÷ cohort groups, and nothing about sampling need
-    be secret. `banded` with `cohort.sampling: poisson` samples each cohort from a group, in secret.
-    """
-
-    kind: Literal["blt", "banded"]
-    buffers: PositiveInt | None = None
-    """blt: vectors that the server remembers; 2 unless given."""
-    bands: PositiveInt | None = None
-    """banded: over how many rounds; unless given, the best number (clients in turn only)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _its_own_option(self) -> Self:
-        if (self.bands if self.kind == "blt" else self.buffers) is not None:
-            raise ValueError("buffers belong to blt, and bands to banded")
-        return self
 
 
 class NoiseStatedOn(Section):

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, PositiveFloat
 
 from tacit.data import cache, hub, leaf, text_sets
 from tacit.data.decode import Arrays
@@ -29,6 +30,7 @@ from tacit.data.obtain import from_path, from_registry, three_ways
 from tacit.data.records import ArrayRecords, Records
 from tacit.data.tokens import Tokenizer
 from tacit.errors import UserError
+from tacit.section import Section
 
 SLICE = "fashion-mnist-slice"
 FOLDER = "folder"
@@ -61,6 +63,13 @@ class Dataset:
     """What the classes are called, where that is known; one for each."""
     tokens: tuple[str, ...] = ()
     """What the classes stand for where they spell a text (speech): one string for each."""
+
+
+class Normalise(Section):
+    """What is subtracted from pixels between 0 and 1, and divided by: one number, or one for each channel."""
+
+    mean: Annotated[tuple[float, ...], Field(min_length=1)]
+    std: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
 
 
 class Pictures(NamedTuple):

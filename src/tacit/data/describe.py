@@ -42,6 +42,15 @@ def client_table(population: Population, classes: int, limit: int = 20) -> list[
     return [_row(population, classes, int(client)) for client in shown]
 
 
+def client_names(population: Population, most: int = 10_000) -> list[str] | None:
+    """What every client is called; None where records have no users, or clients are more than `most`."""
+    users = population.records.users
+    if users is None or len(population) > most or not len(population.indices):
+        return None
+    first = population.indices[np.minimum(population.offsets[:-1], len(population.indices) - 1)]
+    return [str(name) for name in users[first]]
+
+
 def to_json(population: Population, classes: int, limit: int = 20) -> dict[str, Any]:
     """Plain values for `json.dumps`: the population in numbers, and some of its clients."""
     sizes = population.sizes

@@ -325,8 +325,9 @@ class SuperLinkTransport:
     def send(self, orders: Mapping[str, bytes], body: bytes | bytearray, ttl: float) -> dict[str, str]:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        for post in self._unread:
-            post.confirm()
+        with self._answering():
+            for post in self._unread:
+                post.confirm()
         self._unread.clear()
         online = self.online()
         there = [who for who in orders if who in online]
@@ -342,7 +343,8 @@ class SuperLinkTransport:
         ]
         if not messages:
             return {}
-        tickets = list(self._grid.push_messages(messages))
+        with self._answering():
+            tickets = list(self._grid.push_messages(messages))
         return {who: ticket for who, ticket in zip(there, tickets, strict=True) if ticket}
 
     def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
@@ -356,8 +358,15 @@ class SuperLinkTransport:
                 post = _Post(self._grid._client, self._grid.node, plain, tree)
                 parcel = None if plain.HasField("error") else post.parcel()
                 self._unread.append(post)
-                found[plain.metadata.reply_to_message_id] = parcel
+                found[plain.metadata.reply_to_message_id] = parcel and (parcel[0], self._fetching(parcel[1]))
         return found
+
+    def _fetching(self, body: Body) -> Body:
+        def fetch(size: int) -> bytes | bytearray:
+            with self._answering():
+                return body(size)
+
+        return fetch
 
     def close(self) -> None:
         from flwr.proto.runtime_pb2 import PushTaskOutputRequest

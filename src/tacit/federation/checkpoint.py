@@ -34,6 +34,8 @@ BEST = "best"
 """The folder of the best checkpoint, where `evaluate.keep_best` asks for it."""
 CONFIG, LINEAGE = "config.yaml", "lineage.json"
 """The files of a run that never change after its first round begins."""
+LABELS, CLIENTS = "labels.json", "clients.json"
+"""What classes and, in a run without a guarantee, clients are called."""
 Facts = dict[str, Any]
 
 

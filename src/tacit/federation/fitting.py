@@ -48,6 +48,22 @@ def refuse_odd(dataset: Dataset, task: str) -> None:
                 )
 
 
+NEEDS = {"language": ("input_ids", "texts"), "speech": ("frames", "speech")}
+"""What a batch must have for a task, and what records have it."""
+
+
+def refuse_other_task(dataset: Dataset, task: str) -> None:
+    """Refuse a task that records of this kind cannot be for."""
+    batch = dataset.train.prepare(dataset.train.take(np.array([0])))
+    key, what = NEEDS.get(task, ("", ""))
+    if key and key not in batch:
+        raise UserError(f"task: {task} learns from {what}, and {dataset.name} holds none; leave it out")
+    if task == "token-classification" and "y" in batch and batch["y"].ndim < 2:
+        raise UserError(
+            f"task: token-classification needs a class for each token, and {dataset.name} has one a record"
+        )
+
+
 def refuse_mismatch(model: nn.Module, task: Task, dataset: Dataset) -> None:
     """Ask a copy of the model about one record: it must understand it, and have an answer for every class.
 

@@ -80,7 +80,7 @@ def run_round(
     if job.privacy is not None:
         measured = job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
     if mean is not None:
-        clients = len(job.population)
+        clients = workload.population
         server.step(mean, order.lr, mechanism.expected(clients) / clients)
     # 8. What is kept; what is told, tested and saved is the run's callbacks' business.
     server.finish(reports)

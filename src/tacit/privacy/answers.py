@@ -24,6 +24,11 @@ from tacit.privacy.events import SampledGaussian
 from tacit.privacy.sampling import FixedSize, Poisson, Sampling
 from tacit.privacy.steps import batch_sampling, round_event, step_event
 
+MOST = 10**12
+"""Of clients, records and the like."""
+MOST_STEPS = 10**8
+"""Rounds or steps that are composed."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -249,6 +254,14 @@ def _check(q: Question) -> None:
         value = getattr(q, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} {value}: give a whole number ≥ 1")
+        if value is not None and value > MOST:
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: that is beyond {MOST:,}, and any fleet")
+    times = (q.rounds or 1) * (q.participations or 1) * (q.local_steps or 1)
+    if times > MOST_STEPS:
+        what = "--rounds" if q.rounds else "--participations × --local-steps"
+        raise UserError(
+            f"{what}: {times:g} is more than an accountant can add up; give at most {MOST_STEPS:,}"
+        )
     for name, value in (("noise", q.noise), ("epsilon", q.target)):
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"--{name} {value:g}: give a number > 0")

@@ -206,7 +206,8 @@ def _table(std: float) -> _Table:
         proposed=proposed,
         ends=ends,
         cells=cells,
-        scale=np.append(keep * width * _WHOLE / np.array(sizes, float), [0.0] * 3),
+        # Of what is never proposed (with very little noise), the scale is never asked for.
+        scale=np.append(keep * width * _WHOLE / np.maximum(np.array(sizes, float), 1.0), [0.0] * 3),
         uniform_bits=uniform_bits,
         uniform=np.uint64((1 << uniform_bits) - 1),
         inside=np.uint64(width - 1),

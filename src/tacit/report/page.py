@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -19,6 +20,7 @@ import numpy as np
 
 from tacit.config.loading import to_yaml
 from tacit.errors import UserError
+from tacit.federation.checkpoint import CLIENTS, LABELS
 from tacit.federation.files import unsealed, write_atomically
 from tacit.federation.layers import by_kind, over_rounds
 from tacit.federation.statements import STATEMENT, read_statement
@@ -111,7 +113,7 @@ def body(
     parts.append(f'<div class="charts">{"".join(drawn)}</div>' if drawn else "<p>No round has ended yet.</p>")
     if len(table) == 1:
         parts += [_layers(table[0].runs[0]), _rounds(table[0].runs[0]), _runs_of(table[0], address)]
-        parts.append(_settings(table[0].runs[0]))
+        parts += [_names(table[0].runs[0]), _settings(table[0].runs[0])]
     return "".join(parts)
 
 
@@ -475,6 +477,29 @@ def _layers(run: Run) -> str:
         '<details id="layers"><summary>Update norms of all layers</summary>'
         f'<div class="card scroll"><table>{head}<tbody>{rows}</tbody></table></div></details>'
     )
+
+
+def _names(run: Run) -> str:
+    """Classes by name, and clients whose updates were left out, as far as they have names."""
+    classes, clients = (_listed(run.folder / name) for name in (LABELS, CLIENTS))
+    lines = [("Classes", ", ".join(classes[:100]) + " …" * (len(classes) > 100))] if classes else []
+    left = Counter(client for record in run.metrics for client in record.get("skipped", ()))
+    if left:
+        told = [
+            f"{clients[client] if client < len(clients) else client} ({rounds})"
+            for client, rounds in left.most_common(30)
+        ]
+        more = " …" * (len(left) > len(told))
+        lines.append(("Clients whose update was no number (rounds)", ", ".join(told) + more))
+    return "".join(f"<p><b>{what}:</b> {escape(text)}</p>" for what, text in lines)
+
+
+def _listed(file: Path) -> list[str]:
+    try:
+        found = json.loads(read_text(file))
+    except (OSError, ValueError):
+        return []
+    return [str(name) for name in found] if isinstance(found, list) else []
 
 
 def _settings(run: Run) -> str:

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field, PositiveFloat
 
 from tacit.errors import UserError
 from tacit.privacy.bits import Bits
@@ -33,32 +34,37 @@ from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.privacy.mechanisms.base import QUANTILE, Arrivals, Description, State, Workload
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.totals import Profile
+from tacit.section import section
 from tacit.vector import Vectors
 
 BOUND = "bound"
 """The state: the clipping norm in force."""
 
 
-@dataclass(frozen=True)
-class AdaptiveClip(ClientLevel):
-    """Follow the `quantile` γ of norms, with step η = `rate`; `count_noise` σ_b is in clients."""
+@section
+class AdaptiveClipping:
+    """Let the clip follow a quantile of the clients' norms, within the same budget (`privacy.adaptive`)."""
 
-    quantile: float = 0.5
-    rate: float = 0.2
-    count_noise: float = 5.0
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """γ."""
+    rate: PositiveFloat = 0.2
+    """η, the learning rate of the clipping norm."""
+    count_noise: PositiveFloat = 5.0
+    """σ_b: noise on the number of clients within the clip, in clients; a twentieth of the cohort is usual."""
+
+
+@dataclass(frozen=True)
+class AdaptiveClip(AdaptiveClipping, ClientLevel):
+    """Client level with a clipping norm that moves; see the module."""
 
     kind: ClassVar[str] = "adaptive-clip"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        ClientLevel.__post_init__(self)
         if math.isinf(self.clip.bound):
             raise UserError("privacy.adaptive needs a finite clip to start from, such as 1.0")
-        if not 0 < self.quantile < 1:
-            raise UserError(f"adaptive clipping to quantile {self.quantile}: choose one between 0 and 1")
-        if not self.rate > 0 or not self.count_noise > 0:
-            raise UserError(
-                "adaptive clipping needs rate > 0 and count_noise > 0 (a twentieth of the cohort is usual)"
-            )
+        options = {"quantile": self.quantile, "rate": self.rate, "count_noise": self.count_noise}
+        AdaptiveClipping(**options)  # whose checks hold here, too
         whole = super().sum_noise
         if self.noise and whole**-2 <= (2 * self.count_noise) ** -2:
             raise UserError(
