@@ -201,7 +201,7 @@ class Server:
         theta, personal = self.state["theta"].cpu(), self._personal
         whole = torch.cat([theta, personal]) if personal.numel() else theta
         write_values(self.job.model, self.layout, whole)
-        write_buffers(self.job.model, on_host(buffers_in(self.state)))
+        write_buffers(self.job.model, self.state)
 
     def vectors(self) -> Vectors:
         """All vectors of a checkpoint, wherever they are."""
