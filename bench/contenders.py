@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -187,11 +187,17 @@ class _Weigh:
         pass
 
     def round(self, record: Mapping[str, Any]) -> None:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        self.peak = sum(_high_water(process) for process in ("self", *children))
+        self.peak = sum(_high_water(process) for process in ("self", *_descendants(os.getpid())))
 
     def close(self) -> None:
         pass
+
+
+def _descendants(pid: int) -> Iterator[str]:
+    """Children of a process, and theirs: workers are forks of a child."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield child
+        yield from _descendants(int(child))
 
 
 def _high_water(process: str) -> int:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,13 @@ def children(pid: int, servers: bool = False) -> Iterator[int]:
     """Process ids of a process's workers; with `servers` also of those that fork them."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
-            forks = b"fork_server" in Path(f"/proc/{child}/cmdline").read_bytes()
-            if forks and not _forked(child):
-                yield from children(child, servers)
-            if servers or not forks or _forked(child):
-                yield child
+            with suppress(OSError):  # it has ended meanwhile
+                forks = b"fork_server" in Path(f"/proc/{child}/cmdline").read_bytes()
+                server = forks and not _forked(child)
+                if server:
+                    yield from children(child, servers)
+                if servers or not server:
+                    yield child
 
 
 def _forked(pid: int) -> bool:

@@ -68,17 +68,6 @@ CASES = {
     "activations": (
         {"model": {"name": "vit", "patch": 2, "width": 192, "depth": 6, "heads": 3}, "local.batch": 32}, 32
     ),
-    "LoRA, the base in bfloat16": (
-        {
-            "model": {
-                "config": {"model_type": "vit", "hidden_size": 384, "num_hidden_layers": 4, "patch_size": 4,
-                           "num_attention_heads": 6, "intermediate_size": 1536},
-                "lora": {"rank": 8}, "frozen": "bf16",
-            },
-            "local.steps": 1,
-        },
-        64,
-    ),
 }  # fmt: skip
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from safetensors import SafetensorError
 
 from tacit.engine import Engine, Job, Participant
-from tacit.engine.device import HOST
 from tacit.engine.secure import Secured
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
@@ -22,7 +21,7 @@ from tacit.federation.evaluation import evaluation
 from tacit.federation.records import record_of
 from tacit.federation.result import Result
 from tacit.federation.round import run_round
-from tacit.federation.server import Server, Settings
+from tacit.federation.server import Server, Settings, on_host
 from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SEEN_SPENT, SPENT
@@ -247,7 +246,7 @@ class Federation:
             "remarks": spending.remarks,
             **server.facts(),
         }
-        return Checkpoint(server.round, HOST.host(server.vectors()), facts)
+        return Checkpoint(server.round, on_host(server.vectors()), facts)
 
     def _restore(self) -> list[str]:
         """Go on from the newest sound checkpoint, if there is one; what should be told about it."""

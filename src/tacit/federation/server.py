@@ -21,7 +21,6 @@ from tacit.engine import (
     Report,
     Tune,
 )
-from tacit.engine.device import HOST
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.federation import checkpoint as checkpoints
@@ -98,6 +97,11 @@ class _Round:
         return self.optimizer.theta
 
 
+def on_host(vectors: Vectors) -> Vectors:
+    """Vectors where files and engines find them."""
+    return {name: vector.cpu() for name, vector in vectors.items()}
+
+
 class Server:
     """The algorithm's state, the optimizer, the mechanism's state, and which client state counts."""
 
@@ -148,7 +152,7 @@ class Server:
 
     def message(self) -> Vectors:
         """What goes down to the clients, from the host's memory."""
-        return HOST.host({**self.job.algorithm.message(self.state), **buffers_in(self.state)})
+        return on_host({**self.job.algorithm.message(self.state), **buffers_in(self.state)})
 
     def _there(self, vectors: Vectors) -> Vectors:
         return {name: vector.to(self._device) for name, vector in vectors.items()}
@@ -200,7 +204,7 @@ class Server:
         theta, personal = self.state["theta"].cpu(), self._personal
         whole = torch.cat([theta, personal]) if personal.numel() else theta
         write_values(self.job.model, self.layout, whole)
-        write_buffers(self.job.model, HOST.host(buffers_in(self.state)))
+        write_buffers(self.job.model, self.state)
 
     def vectors(self) -> Vectors:
         """All vectors of a checkpoint, wherever they are."""
