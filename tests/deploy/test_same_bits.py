@@ -37,10 +37,13 @@ def test_the_model_is_that_of_the_simulation(name: str, tmp_path: Path) -> None:
     assert len(small.transport.orders) == legs * sum(record["clients"] for record in theirs)
 
 
-def test_both_sides_restart_in_the_middle_and_end_with_the_same_model(tmp_path: Path) -> None:
-    simulated = tacit.run(settings("scaffold", rounds=4), tmp_path / "sim", dataset=dataset(), progress=False)
+@pytest.mark.parametrize("name", ["scaffold", "dp-fedadamw"])
+def test_both_sides_restart_in_the_middle_and_end_with_the_same_model(name: str, tmp_path: Path) -> None:
+    asked = METHODS[name]
+    full = settings(name, rounds=4, **asked)
+    simulated = tacit.run(full, tmp_path / "sim", dataset=dataset(), progress=False)
     small = federation(tmp_path)
-    small.run(settings("scaffold", small.folder, rounds=2), tmp_path / "real")
+    small.run(settings(name, small.folder, rounds=2, **asked), tmp_path / "real")
     for number in range(len(small.clients)):
         small.reopened(number)
     deployed = small.resume(tmp_path / "real", rounds=4)

@@ -319,7 +319,7 @@ def expected_message(job: Job) -> tuple[Vector, ...]:
     theta = read_values(job.model, job.layout)[: job.layout.shared].float()
     message = job.algorithm.message(job.algorithm.init(theta, job.layout))
     message = {**message, **read_buffers(job.model)}
-    return tuple((name, "f4", vector.numel()) for name, vector in message.items())
+    return tuple((name, "f4", message[name].numel()) for name in sorted(message))
 
 
 def expected_upload(job: Job, bounding: Bounding | None) -> tuple[Vector, ...]:
@@ -327,7 +327,7 @@ def expected_upload(job: Job, bounding: Bounding | None) -> tuple[Vector, ...]:
     dtype = "f4"
     if bounding is not None and bounding.grid is not None:
         dtype = "i4" if bounding.grid.bits < 31 else "i8"
-    return tuple((name, dtype, size) for name, size in job.upload_sizes.items())
+    return tuple((name, dtype, size) for name, size in sorted(job.upload_sizes.items()))
 
 
 def narrowed(upload: Vectors, bounding: Bounding | None) -> Vectors:

@@ -313,7 +313,10 @@ def head_hash(message: bytes) -> str:
 
 
 def pack(vectors: Mapping[str, torch.Tensor]) -> tuple[bytearray, tuple[Vector, ...]]:
-    """A body, and what its head says about it."""
+    """A body, and what its head says about it. Vectors are in the order of their names: a state that was read
+    from a checkpoint has forgotten in which it was made.
+    """
+    vectors = dict(sorted(vectors.items()))
     if sys.byteorder != "little":
         raise UserError("machines that number bytes from the other end are not supported")
     named = tuple((name, _NAMES[v.dtype], v.numel()) for name, v in vectors.items())
