@@ -155,7 +155,7 @@ def sampling() -> tuple[int, int, str, list[str]]:
             {1, 4, 6, 11},
             "ε shrinks with the rate: amplification",
         ),
-        ("fixed", "so many, without replacement", {0, 5, 8}, "a little less amplification"),
+        ("fixed", "so many, without replacement", {0, 5, 8}, "another adjacency: more noise for the same ε"),
         (
             "in turn",
             "groups, one after the other",

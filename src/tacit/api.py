@@ -70,7 +70,7 @@ from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
 from tacit.optimizers.server import OptimizerFactory
-from tacit.privacy import Charge, Mechanism, Sampler, Workload
+from tacit.privacy import Charge, Mechanism, Poisson, Sampler, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
 from tacit.privacy.events import Spend
@@ -432,7 +432,8 @@ def plan(
     """
     if config.privacy is None:
         raise UserError(
-            f"{config.name}: it has no `privacy` section, so nothing is spent and nothing guaranteed"
+            "this config has no `privacy` section, so nothing is spent and nothing guaranteed; add one, or "
+            "give its keys with --set"
         )
     job = build_job(config, Path(config.name), dataset=dataset, sampling=sampling)
     mechanism = job.privacy
@@ -450,6 +451,7 @@ def plan(
         "rounds": config.rounds,
         "clients": len(job.population),
         "cohort": cohort,
+        "sampling": "poisson" if isinstance(mechanism.sampling, Poisson) else "fixed",
         "parameters": job.layout.shared,
         "signal_to_noise": strength if mechanism.unit == "client" else None,
         "simulation": mechanism.simulated,

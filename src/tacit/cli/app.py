@@ -71,6 +71,10 @@ Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. `--set local.lr=0.1`. Repeatable."),
 ]
+Changes = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Change what may, e.g. `--set rounds=100`. Repeatable."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program to read.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, e.g. runs/quickstart-…")]
 
@@ -157,7 +161,7 @@ def resume(
     device: Annotated[
         list[str], typer.Option(help="Compute there instead: cpu, cuda, cuda:1, … Repeatable.")
     ] = [],  # noqa: B006
-    overrides: Overrides = [],  # noqa: B006
+    overrides: Changes = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its newest sound checkpoint.
@@ -232,7 +236,11 @@ def statement(
     folder: RunFolder,
     at: Annotated[
         list[str],
-        typer.Option("--at", metavar="POPULATION:COHORT", help="Also extrapolate ε to more clients."),
+        typer.Option(
+            "--at",
+            metavar="POPULATION:COHORT",
+            help="Also what ε would be with so many clients; no claim of this run.",
+        ),
     ] = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:

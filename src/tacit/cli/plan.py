@@ -60,10 +60,14 @@ def plan(
         str | None, _option("Expected clients a round (÷ population = rate); or a list.", _SCALE)
     ] = None,
     sampling: Annotated[
-        str, _option("poisson; fixed (RDP only); blt, banded: none, clients take turns; or a list.", _SCALE)
+        str,
+        _option(
+            "poisson; fixed (RDP only); blt, banded: no sampling, clients take turns; or a list.", _SCALE
+        ),
     ] = "poisson",
     dropout: Annotated[
-        float | None, _option("Share of devices that vanish once drawn: who adds what noise.", _SCALE)
+        float | None,
+        _option("Share of devices that vanish once drawn; shows who must add which noise.", _SCALE),
     ] = None,
     dimension: Annotated[
         str | None, _option("Parameters that are trained: for signal to noise.", _SCALE)
@@ -81,7 +85,8 @@ def plan(
         str | None, _option("`blt` or `banded`: compare correlated noise with independent noise.", _SCALE)
     ] = None,
     metrics: Annotated[
-        float | None, _option("Share of each round for private metrics, such as 0.05.", _SCALE)
+        float | None,
+        _option("Share of each round's privacy that private metrics take, such as 0.05.", _SCALE),
     ] = None,
     trials: Annotated[
         float | None, _option("Also the best of a random number of such runs, of this mean.", _RUN)
@@ -377,7 +382,8 @@ def _of_config(file: Path, overrides: list[str], as_json: bool, trials: float | 
     rows.add_row("δ", f"{found['delta']:g}")
     rows.add_row("noise", f"{found['noise']:g} × the clipping bound")
     rows.add_row("rounds", f"{found['rounds']:,}")
-    rows.add_row("clients", f"{found['cohort']:g} of {found['clients']:,} a round, on average")
+    when = ", on average" if found["sampling"] == "poisson" else ""
+    rows.add_row("clients", f"{found['cohort']:g} of {found['clients']:,} a round{when}")
     if found["metrics"] is not None:
         told = found["metrics"]
         alone = rounded_up(told["epsilon_without"])

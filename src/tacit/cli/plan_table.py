@@ -131,11 +131,13 @@ def _explain(console: Console, axes: Axes) -> None:
     if "poisson" in kinds:
         console.print("poisson: nobody may know who took part; a client is there or not there.", markup=False)
     if "fixed" in kinds:
-        console.print("fixed: nobody may know who took part; a client is replaced by another.", markup=False)
+        told = "fixed: nobody may know who took part; a client is replaced by another; bounded by RDP alone."
+        console.print(told, markup=False)
     if kinds & {"blt", "banded"}:
         console.print(
             "blt, banded: no sampling, everyone may know: clients take turns. Later rounds take noise back, "
-            "so compare the error: the noise in a coordinate of the sum of all rounds, root mean square.",
+            "so compare the error: the noise in a coordinate of the sum of all rounds so far, as a root mean "
+            "square over rounds.",
             markup=False,
         )
 

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from tacit.errors import UserError
 
@@ -35,9 +37,12 @@ def recipes(
     console = Console(highlight=False)
     for recipe in found:
         console.print(f"[bold]{recipe.name}[/bold]  {recipe.size}")
-        for line in (recipe.text, *([f"needs {recipe.needs}"] if recipe.needs != "nothing" else [])):
-            console.print(f"  {line}", markup=False, style="dim", no_wrap=True, overflow="ellipsis")
-    console.print("\nCopy one with `tacit init NAME`.", markup=False)
+        console.print(f"  {recipe.text}", markup=False, style="dim", no_wrap=True, overflow="ellipsis")
+        if recipe.needs != "nothing":
+            console.print(Padding(Text(f"needs {recipe.needs}", style="dim"), (0, 0, 0, 2)))
+    console.print(
+        "\n`tacit recipes small` lists those for a laptop; copy one with `tacit init NAME`.", markup=False
+    )
 
 
 def init(

@@ -170,5 +170,7 @@ def shares(noise: float, cohort: float, dropout: float) -> list[Share]:
     ]
     if stay > 0.5:  # else no threshold is safe
         lost, adds = stay * math.sqrt(stay), full * math.sqrt(dropout)
-        found.append(Share("secure aggregation", larger, adds, full, lost, "nobody: else there is no sum"))
+        found.append(
+            Share("secure aggregation", larger, adds, full, lost, "enough of them staying, few colluding")
+        )
     return found
