@@ -31,7 +31,7 @@ from tacit.data.tokens import BYTES
 from tacit.deploy import Allow, alone
 from tacit.deploy.client import Prepared
 from tacit.deploy.messages import TrainOrder
-from tacit.deploy.policy import Asked, Number, refuse_beyond
+from tacit.deploy.policy import Asked, NotAllowed, Number, refuse_beyond, refuse_other_keys
 from tacit.errors import UserError
 from tacit.privacy import SecureSum
 from tacit.section import Section
@@ -103,15 +103,19 @@ class OwnRecords:
         owner = self.owner
         try:
             plain, _ = parse(order.config)
-            refuse_beyond(owner.allow, asked(load(plain, presets=False)))
-            config = load({**plain, "data": owner.section(plain["data"])}, presets=False)
-        except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+            theirs = load(plain, presets=False)
+            refuse_other_keys(plain)
+        except (KeyError, TypeError, AttributeError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"the run's settings are none ({type(error).__name__})") from None
+        refuse_beyond(owner.allow, asked(theirs))
+        config = load({**plain, "data": owner.section(plain["data"])}, presets=False)
         dataset, own = self._records(config)
         dataset = as_looks(dataset, order)
         holdout, validation = config.data.holdout, config.data.validation
         population = alone(dataset.train, own, order.client, order.clients, holdout, validation)
         job = build_job(config, folder, dataset=dataset, population=population)
+        if len(job.public):
+            raise NotAllowed("no record of an owner's is public")
         return Prepared(job, self.identity(dataset, own))
 
     def count(self) -> int:

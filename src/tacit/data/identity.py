@@ -12,8 +12,8 @@ share anyone.
 (True, False)
 
 What it looks at: every record's user, label and contents as they came (before tokens or pixels are made of
-them), and which client holds which. Two runs share someone if they share a user where both know their users;
-else if they have records in common. That is told by the smallest hashes of either's records, so a renamed,
+them), and which client holds which. Two runs share someone if they share a user, where both know their users,
+or have records in common. The latter is told by the smallest hashes of either's records, so a renamed,
 shortened or extended copy of a data set is recognised, and single records that two large sets share may not
 be. Where the contents cannot be had cheaply (millions of records, a source of one's own without `raw`), some
 records spread over the whole stand for all.
@@ -62,10 +62,16 @@ class Identity:
         return sha256(f"{self.content} {self.clients}".encode()).hexdigest()
 
     def overlaps(self, other: Identity) -> bool:
-        """Whether some person's records may be in both."""
+        """Whether some person's records may be in both: they have records in common, or people.
+
+        Either suffices. People alone would not do: the same records under another column for users have
+        nobody in common.
+        """
+        if not set(self.sketch).isdisjoint(other.sketch):
+            return True
         if self.people is not None and other.people is not None:
             return not set(self.people).isdisjoint(other.people)
-        return self.name == other.name or not set(self.sketch).isdisjoint(other.sketch)
+        return self.name == other.name
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

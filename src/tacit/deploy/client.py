@@ -51,6 +51,7 @@ from tacit.engine.states import NONE
 from tacit.errors import UserError
 from tacit.privacy import AdaptiveClip, Bounding, ClientLevel, SecureSum
 from tacit.secure import Refused
+from tacit.secure.graph import COMPLETE
 from tacit.vector import Layout, Vectors, frozen_hash, read_buffers, read_values
 
 AHEAD = 300.0
@@ -117,6 +118,8 @@ class Client:
         try:
             if isinstance(order, StepOrder):
                 return self._stepped(order, head, body)
+            if order.terms is not None:
+                self._refuse_cohort(order)
             if order.terms is not None and order.delivery is None:
                 return self._advertised(order, head)
             answer = self._carried_out(order, head, body)
@@ -233,9 +236,23 @@ class Client:
             except NotAllowed:
                 raise
             except UserError as error:
-                raise Mismatch(f"the run cannot be prepared here: {_printable(str(error))}") from error
+                # The reason may quote a record, so it is for the owner alone.
+                self.log("unprepared", order, str(error))
+                raise Mismatch("the run cannot be prepared here; the client's log says why") from error
             self._made = name, prepared, Worker(prepared.job)
         return self._made[1], self._made[2]
+
+    def _refuse_cohort(self, order: TrainOrder) -> None:
+        """Under masks an update hides among the members', who must be enough; and in a graph of neighbours,
+        which larger cohorts have, a server that lies could choose them.
+        """
+        count = len(order.members)
+        if count < self.allow.members:
+            raise NotAllowed(f"the cohort has {count} members, and allow.members is {self.allow.members}")
+        if count > COMPLETE:
+            raise NotAllowed(
+                f"the cohort has {count:,} members; beyond {COMPLETE} masks need an honest server"
+            )
 
     @staticmethod
     def _refuse_misfit(order: TrainOrder, job: Job) -> None:

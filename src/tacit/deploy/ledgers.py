@@ -111,8 +111,12 @@ class Account:
     """Whether updates left under masks only."""
 
     def counts_for(self, unit: str, data: Identity | None) -> bool:
-        same = data is None or self.data.overlaps(data) or self.data.fingerprint == data.fingerprint
-        return same and (unit != "client" or self.contents.header.unit == "client")
+        """Whether a run on `data` adds to what this one cost. Where the owner is what is protected, whichever
+        records were used do not matter.
+        """
+        if unit == "client":
+            return self.contents.header.unit == "client"
+        return data is None or self.data.overlaps(data) or self.data.fingerprint == data.fingerprint
 
 
 class OwnLedgers:

@@ -6,13 +6,33 @@ refused, before anything is charged or trained.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from tacit.errors import UserError
 from tacit.section import Section
+
+SHARED = ("size", "normalise", "augment", "max_length", "tokenizer")
+"""Keys of the data section that say what records are made into, and not where they are."""
+SENT = (
+    "name",
+    "seed",
+    "rounds",
+    "task",
+    "model",
+    "method",
+    "cohort",
+    "weights",
+    "local",
+    "server",
+    "privacy",
+)
+"""Sections that clients are told, beside `data`."""
+OWNERS = ("name", "partition")
+"""What a data section must have; the server's says that the records are the owners'."""
 
 Number = Literal["examples", "loss", "metrics", "seconds"]
 
@@ -45,6 +65,8 @@ class Allow(Section):
     colluding: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The share of a cohort that may be in league with the server, for all this owner knows: a run under
     secure aggregation must count on no fewer."""
+    members: Annotated[int, Field(ge=2)] = 2
+    """Under secure aggregation, the fewest members of a cohort among whose updates this client's may hide."""
     simulation: bool = False
     """Allow runs whose noise comes from a seed: a rehearsal, in which nothing is protected."""
 
@@ -68,6 +90,18 @@ class Asked:
     """Exact numbers that it cannot do without."""
     colluding: float | None = None
     """Under secure aggregation, the share of a cohort that its guarantee lets collude; None: without it."""
+
+
+def refuse_other_keys(settings: Mapping[str, Any]) -> None:
+    """Raise `NotAllowed` if a server's settings have a say in more than what records are made into.
+
+    Which records, columns, files and people there are is the owner's to say. A server that may name a column
+    or a value can ask about any cell by whether it is refused; one that may call records public has them.
+    """
+    for section, known in ((settings, (*SENT, "data")), (settings.get("data", {}), (*OWNERS, *SHARED))):
+        beyond = sorted(str(key) for key in section if key not in known)
+        if beyond:
+            raise NotAllowed(f"the run's settings have {beyond[0]!r}, in which the owner alone has a say")
 
 
 def refuse_beyond(allow: Allow, asked: Asked) -> None:

@@ -43,6 +43,7 @@ from tacit.deploy.messages import (
     written,
 )
 from tacit.deploy.owners import Owners
+from tacit.deploy.policy import SENT, SHARED
 from tacit.deploy.roster import Member
 from tacit.deploy.states import RemoteStates
 from tacit.engine import Job, Order, Participant, Report, Tune, Worker, shards
@@ -58,23 +59,6 @@ from tacit.vector import Vectors, frozen_hash
 SHORTEST, POLL = 0.05, 0.5
 """Seconds between two looks for answers: at first, and after a while."""
 LOG = "log.jsonl"
-SHARED = ("size", "normalise", "augment", "max_length", "tokenizer")
-"""Keys of the data section that say what records are made into, and not where they are."""
-SENT = (
-    "name",
-    "seed",
-    "rounds",
-    "task",
-    "model",
-    "method",
-    "cohort",
-    "weights",
-    "local",
-    "server",
-    "privacy",
-)
-"""Sections that clients are told."""
-
 Parcel = tuple[bytes, Body]
 """An answer's head, and how to get its body."""
 Told = tuple[TrainOrder | StepOrder, bytes]

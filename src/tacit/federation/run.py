@@ -58,6 +58,10 @@ class Federation:
         if job.privacy is not None:
             refuse_batch_norm(job.model, job.privacy.unit)
             refuse_weights(settings.weighted, job.privacy.unit)
+            if (settings.patience or settings.keep_best) and not job.privacy.simulated:
+                raise UserError(
+                    "evaluate.patience and keep_best choose by records, which no guarantee covers"
+                )
         self.mechanism: Aggregation = job.privacy or Unprotected(sampling)
         self.spending = Spending(job.privacy, job.workload, folder, data, carried)
         clients = job.workload.population
