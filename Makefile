@@ -8,7 +8,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/test_rooms.py
 
-.PHONY: help demo deploy-demo test test-fast lint docs bench torture results clean
+.PHONY: help demo deploy-demo test test-fast test-long lint docs bench torture results clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -38,11 +38,14 @@ $(VENV)/.bench-resolves: $(VENV)/.installed-dev pyproject.toml bench/constraints
 		-r bench/requirements.txt
 	@touch $@
 
-test: $(VENV)/.installed-dev $(VENV)/.bench-resolves lint  ## lint, types and every test
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal tests src
+test: $(VENV)/.installed-dev $(VENV)/.bench-resolves lint  ## lint, types and all tests but the longest
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not long' tests src
 
 test-fast: $(VENV)/.installed-dev  ## the quick tests of the core, in under two minutes
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(FAST)
+
+test-long: $(VENV)/.installed-dev  ## the longest tests: real clients and their server, killed in mid-round
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m long tests
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	@$(BIN)/ruff check src tests bench docs/making

@@ -53,7 +53,7 @@ class Play:
             time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_everybody_may_be_killed_in_the_middle_of_a_round(tmp_path: Path) -> None:
     federation = new(tmp_path)
     config, run = tmp_path / "run.yaml", tmp_path / "run"
