@@ -103,7 +103,7 @@ BAD = [
     ({"label": "nothing"}, "there is no column 'nothing'"),
     ({}, "label: name the column"),
     ({"label": "pay"}, "which is no class; set task: regression"),
-    ({"label": "job", "features": []}, "features, text or image .none is named"),
+    ({"label": "job", "features": []}, "features, text, image or audio .none is named"),
     ({"label": "job", "text": "note"}, "not features and text together"),
     ({"label": "job", "features": [], "text": "note"}, "tokenizer: texts need one"),
     ({"label": "job", "features": ["note"]}, "row 0: column 'note' is 'no 0', not a number"),
