@@ -201,3 +201,21 @@ def test_verify_tells_what_is_damaged_and_what_can_be_saved(tmp_path: Path, caps
     code, out = verify("--json")
     assert code == 2
     assert json.loads(out)["sound"] is False
+
+
+def test_nonsense_under_a_right_seal_is_one_line(tmp_path: Path) -> None:
+    """Whoever can write can seal: numbers and sections that no run has are told like any damage."""
+    from tacit.federation.files import sealed_text, unsealed_text
+    from tacit.federation.statements import refuse_less_than_saved
+    from tacit.privacy import Ledger
+
+    run = tmp_path / "run"
+    small.run("client", run, 2)
+    contents = Ledger.read(run / "ledger.jsonl")
+    for charges in (-1, -(10**30), 10**30):
+        with pytest.raises(tacit.UserError, match="charges where the checkpoint knows of"):
+            refuse_less_than_saved(contents, {"charges": charges, "head": "x"})
+    config = unsealed_text((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(sealed_text(config.replace("unit: client", "once: client")))
+    with pytest.raises(tacit.UserError, match="no config of a run"):
+        tacit.compare([run])

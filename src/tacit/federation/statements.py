@@ -89,7 +89,7 @@ def refuse_less_than_saved(contents: Contents, saved: Mapping[str, Any]) -> None
     if not saved:
         return
     known = int(saved["charges"])
-    if len(contents.charges) < known:
+    if not 0 <= known <= len(contents.charges):
         raise UserError(
             f"{contents.path} holds {len(contents.charges)} charges where the checkpoint knows of {known}; "
             "restore the newest one, then resume"

@@ -176,7 +176,8 @@ def read_run(folder: Path) -> Run:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read ({first(error)}); restore it, or leave the run out") from None
     known = config if isinstance(config, dict) else {"name": None}
-    if any(name in known and not isinstance(known[name], kind) for name, kind in KINDS.items()):
+    odd = any(name in known and not isinstance(known[name], kind) for name, kind in KINDS.items())
+    if odd or ("unit" not in (known.get("privacy") or {"unit": None})):
         raise UserError(f"{file} is no config of a run; restore it, or leave the run out")
     metrics = read_metrics(folder / "metrics.jsonl")
     # A run of an earlier version has none: its config has to be enough.
