@@ -152,7 +152,10 @@ def test_no_amplification_for_a_sampler_that_is_not_known() -> None:
     with pytest.raises(UserError, match="noise that the server makes"):
         ClientLevel(1.0, 1e-3, Clip(1.0), as_sampling(InTurn()), noise_at="clients")
     for known in (Poisson(0.25), FixedSize(2)):
-        assert as_sampling(known) is known
+        assert as_sampling(known) == known
+    everyone = Poisson(0.1)  # claims to draw a tenth in secret, and draws all
+    object.__setattr__(everyone, "draw", lambda bits, population: np.arange(population))
+    assert "draw" not in vars(as_sampling(everyone))
     for kind in ("blt", {"kind": "banded", "bands": 2}):
         with pytest.raises(UserError, match="sampling"):
             run(

@@ -245,6 +245,8 @@ def test_weights_of_nothing_are_refused() -> None:
         Clip(C, weights={"*": 2.0})
     with pytest.raises(UserError, match="greater than 0"):
         Clip(C, "dim", weights={"*": 0.0})
+    with pytest.raises(UserError, match="finite number"):
+        Clip(C, "dim", weights={"*": math.inf})
 
 
 def test_clip_never_grows_and_normalize_does() -> None:

@@ -60,6 +60,8 @@ class Clip:
     """α of the layers whose names match a pattern (`"*.mlp*": 2`), the first that does; 1 for all others."""
 
     def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.weights.values())):
+            raise UserError("clip.weights: a layer's weight must be a finite number; choose another")
         if self.weights and self.per == "global":
             raise UserError("clip.weights: one bound for everything has no layers to weigh; set per: dim")
 

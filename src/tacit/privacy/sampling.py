@@ -151,10 +151,14 @@ Sampling = Poisson | FixedSize | OwnSampling
 
 def as_sampling(sampler: Sampler) -> Sampling:
     """A sampler as mechanisms know it: a class that is not one of ours gets no amplification, whatever it is
-    derived from.
+    derived from. Ours are made anew, so that nothing that was hung on the object comes along.
     """
-    if type(sampler) in (Poisson, FixedSize, OwnSampling):
-        return sampler  # type: ignore[return-value]
+    if type(sampler) is Poisson:
+        return Poisson(sampler.rate)
+    if type(sampler) is FixedSize:
+        return FixedSize(sampler.size)
+    if type(sampler) is OwnSampling:
+        return sampler
     return OwnSampling(type(sampler).__name__, sampler)
 
 
