@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import tacit
 from tacit import api
 from tacit.config import load
 from tacit.config.build import build_dataset, build_job, build_model
@@ -172,7 +173,7 @@ def test_padding_changes_no_loss_and_no_clipped_gradient(kind: str) -> None:
     model_config = BERT if kind == "classification" else GPT2
     task = Classification() if kind == "classification" else Language()
     config = load({**base(), "model": {"config": {**model_config, "vocab_size": 259}}, "task": kind})
-    dataset = api.Dataset("texts", records, records, 2 if labels else 0, (64,), task=kind)
+    dataset = tacit.Dataset("texts", records, records, 2 if labels else 0, (64,), task=kind)
     clipped = ClippedGradient(build_model(config, dataset))
     for bound in (1e9, 0.05):
         total = torch.zeros_like(clipped.flat.grad)

@@ -1,0 +1,53 @@
+"""A run in five lines of Python: load a config, run it, look at the result.
+
+    import tacit
+
+    config = tacit.load("quickstart.yaml", {"rounds": 10})
+    result = tacit.run(config)
+    print(result.last("accuracy"), result.path)
+
+A module, a data set, an algorithm or a task of one's own is passed as an object; nothing is registered.
+"""
+
+from typing import TYPE_CHECKING
+
+from tacit.lazy import lazily
+
+if TYPE_CHECKING:
+    from tacit.api.exporting import export, trained
+    from tacit.api.folders import RUNS, new_folder
+    from tacit.api.inputs import dataset, load
+    from tacit.api.planning import extrapolations, plan
+    from tacit.api.reading import compare, ledger, page, statement, test, verify
+    from tacit.api.training import resume, run
+
+__all__ = [
+    "RUNS",
+    "compare",
+    "dataset",
+    "export",
+    "extrapolations",
+    "ledger",
+    "load",
+    "new_folder",
+    "page",
+    "plan",
+    "resume",
+    "run",
+    "statement",
+    "test",
+    "trained",
+    "verify",
+]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "tacit.api.exporting": "export trained",
+        "tacit.api.folders": "RUNS new_folder",
+        "tacit.api.inputs": "dataset load",
+        "tacit.api.planning": "extrapolations plan",
+        "tacit.api.reading": "compare ledger page statement test verify",
+        "tacit.api.training": "resume run",
+    },
+)

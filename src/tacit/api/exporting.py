@@ -1,0 +1,150 @@
+"""`tacit.trained` and `tacit.export`: a run's model, as a module or as files for other programs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tacit.algorithms import Algorithm
+from tacit.api.folders import recorded_config
+from tacit.config import Config
+from tacit.config.build import build_base, build_dataset, build_model
+from tacit.config.imports import PREFIX
+from tacit.config.methods import build_algorithm
+from tacit.data import Dataset
+from tacit.errors import UserError
+from tacit.federation.checkpoint import LINEAGE, load_model
+from tacit.federation.files import write_atomically
+from tacit.federation.passed import mark, own_copy, refuse_others
+from tacit.federation.statements import LEDGER, STATEMENT, read_statement
+from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
+from tacit.models.weights import locate
+from tacit.report.card import card, loading
+from tacit.report.compare import read_run
+
+
+def trained(
+    folder: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+) -> nn.Module:
+    """The model of a run's newest checkpoint, in evaluation mode.
+
+    Args:
+        folder: the run's.
+        model: as given to `run`, if it was; a copy of it is filled.
+        dataset: as given to `run`, if it was.
+        algorithm: as given to `run`, if it was.
+
+    Returns:
+        The module. It knows which run trained it: another run that is given it counts that run's cost.
+
+    Raises:
+        UserError: there is no checkpoint, or another object was given.
+    """
+    folder = Path(folder)
+    given = {"model": model, "algorithm": algorithm}
+    refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "trained")
+    return _trained(folder, recorded_config(folder), model, dataset, algorithm)
+
+
+def _trained(
+    folder: Path,
+    config: Config,
+    model: nn.Module | None,
+    dataset: Dataset | None,
+    algorithm: Algorithm | None,
+) -> nn.Module:
+    model = None if model is None else own_copy(model)
+    algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
+    model = model or build_model(config, dataset or build_dataset(config))
+    load_model(folder, model, algorithm.personal_part)
+    return mark(model, folder).eval()
+
+
+def export(
+    folder: str | Path,
+    into: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+) -> tuple[str, ...]:
+    """Save a run's model for plain transformers and peft: an adapter with LoRA, else the whole model.
+
+    The names of the classes go along (`id2label`), and a model card, README.md, with the statement.
+
+    Args:
+        folder: the run's.
+        into: a folder that does not exist yet.
+        model: as given to `run`, if it was.
+        dataset: as given to `run`, if it was.
+        algorithm: as given to `run`, if it was.
+
+    Returns:
+        Patterns of what each client trained for itself, of which the server has but the beginning.
+
+    Raises:
+        UserError: the folder exists, there is no checkpoint, or another object was given.
+    """
+    folder, into = Path(folder), Path(into)
+    config = recorded_config(folder)
+    if into.exists():
+        raise UserError(f"{into} exists already; choose another folder")
+    # Whatever may refuse comes before anything is made.
+    run, said = read_run(folder), read_statement(folder) if config.privacy is not None else None
+    given = {"model": model, "algorithm": algorithm}
+    refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "export")
+    given_model = model is not None
+    algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
+    dataset = dataset or build_dataset(config)
+    model = _trained(folder, config, model, dataset, algorithm)
+    partial = into.with_name(f"{into.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        how_to = _save(config, model, given_model, dataset, partial, into.resolve())
+        if config.model.hub is not None and not given_model:
+            copy_tokenizer(locate(config.model.hub, offline=True), partial)
+        for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes along, and what it was trained on
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, partial / name)
+        text = card(run, said, dataset.label_names, how_to, config.model.hub)
+        write_atomically(partial / "README.md", text)
+        partial.rename(into)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{into}: the model cannot be saved ({error.strerror or error})") from None
+    return algorithm.personal_part
+
+
+def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, partial: Path, into: Path) -> str:
+    """Write the model; the Python that loads it from where it will be."""
+    section = config.model
+    name_labels(model, dataset.label_names)
+    how: dict[str, Any] = {"shape": dataset.shape, "classes": dataset.classes}
+    if given or section.name is None or section.name.startswith(PREFIX):
+        how = {"class": f"{type(model).__module__}.{type(model).__qualname__}", **section.options, **how}
+    else:
+        how = {"tacit": section.name, **section.options, **how}
+    known = hasattr(model, "save_pretrained")
+    if section.lora is None or given:
+        save_model(model, how, partial)
+        kind = "transformers" if known else "tacit" if "tacit" in how else "own"
+        return loading(kind, into, type(model).__name__ if known or kind == "own" else None)
+    base = build_base(config, dataset)
+    name_labels(base, dataset.label_names)
+    home = section.hub if section.start is None else None  # where others find this very base
+    local = None if home is None else Path(home).expanduser()
+    if local is not None and local.is_dir():
+        # Loading by name alone works where the base has the same outputs; else it goes along, with them.
+        home = str(local.resolve()) if outputs(local) == dataset.classes else None
+    save_adapter(model, base, section.lora, home or str(into / "base"), partial)
+    if home is None:
+        save_model(base, how, partial / "base")
+    return loading("peft", into, auto_class(model))

@@ -1,0 +1,43 @@
+"""Where runs are, and the config that a run's folder holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tacit import config as configs
+from tacit.config import Config
+from tacit.errors import UserError
+from tacit.federation.checkpoint import CONFIG
+from tacit.federation.verify import refuse_changed_config
+
+RUNS = Path("runs")
+"""Where runs go unless told otherwise."""
+
+
+def recorded_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Config:
+    """The config that a run was started with, as it is recorded in its folder."""
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+    refuse_changed_config(folder)
+    return configs.load(folder / CONFIG, overrides, presets=False)
+
+
+def new_folder(name: str) -> Path:
+    """A new folder under runs/, named after the config and the time; made here, so it is nobody else's."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    candidates = [RUNS / f"{name}-{stamp}", *(RUNS / f"{name}-{stamp}-{n}" for n in range(2, 1000))]
+    try:
+        RUNS.mkdir(exist_ok=True)
+        for folder in candidates:
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                return folder
+    except OSError as error:
+        raise UserError(
+            f"{RUNS}/: cannot be written ({error.strerror}); choose a folder with --out"
+        ) from None
+    raise UserError(f"{RUNS}/ has a thousand runs of this name and second; choose a folder with --out")

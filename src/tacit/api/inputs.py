@@ -1,0 +1,51 @@
+"""`tacit.load` and `tacit.dataset`: what a run is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tacit import config as configs
+from tacit.config import Config
+from tacit.config.records import named_tokenizer
+from tacit.data import Dataset, Tokenizer, own
+
+
+def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
+    """A checked config.
+
+    Args:
+        source: a YAML file, or a mapping of the same keys.
+        overrides: dotted keys and their values, such as {"local.lr": 0.1}.
+
+    Returns:
+        The config, every default filled in.
+
+    Raises:
+        UserError: a key or a value is wrong; it names the file, the line and the key.
+    """
+    return configs.load(source, overrides)
+
+
+def dataset(source: Any, *, tokenizer: str | Tokenizer | None = None, **columns: Any) -> Dataset:
+    """A data set of one's own records: see `tacit.data.own.dataset` for all that it takes.
+
+        data = tacit.dataset(frame, text="review", label="stars", user="customer", tokenizer="bytes")
+        tacit.run(config, dataset=data)
+
+    Args:
+        source: a pandas or polars DataFrame, a Hugging Face `datasets` object, a torch `Dataset`, a pair of
+            arrays (x, y), a list of rows or a dict of columns.
+        tokenizer: `bytes`, a folder, a name on the hub, or an object.
+        columns: which columns are what (`text`, `label`, `user`, …), and further options.
+
+    Returns:
+        What `tacit.run(dataset=…)` takes.
+
+    Raises:
+        UserError: a column is missing, or holds what cannot be trained on.
+    """
+    if isinstance(tokenizer, str):
+        tokenizer = named_tokenizer(tokenizer, False, columns.get("max_length", 128))
+    return own.dataset(source, tokenizer=tokenizer, **columns)

@@ -1,0 +1,141 @@
+"""What a run has left in its folder: its files, its metrics, its guarantee, and pages about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit import config as configs
+from tacit.api.folders import RUNS, recorded_config
+from tacit.config.build import build_job
+from tacit.config.sweep import load_one
+from tacit.data import Dataset
+from tacit.errors import UserError
+from tacit.federation.checkpoint import CONFIG
+from tacit.federation.lineage import read_lineage
+from tacit.federation.statements import Together, read_statement, read_together
+from tacit.federation.testing import Metrics, load_newest, metrics_by_user
+from tacit.federation.verify import Finding, examine
+from tacit.privacy.statement import Statement
+from tacit.report.compare import find_runs, rows, to_json
+from tacit.report.page import PAGE, write_page
+
+
+def verify(folder: str | Path) -> list[Finding]:
+    """Check every file of a run: what is sound, what is damaged, and what can be saved.
+
+    Args:
+        folder: the run's.
+
+    Returns:
+        A finding for each file.
+
+    Raises:
+        UserError: the folder holds no run.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).exists() and not (folder / "checkpoint").exists():
+        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+    return examine(folder)
+
+
+def test(
+    place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None
+) -> tuple[int, Metrics, dict[str, Metrics]]:
+    """Evaluate a run's newest model, or the one a config starts from, on the test set.
+
+    Args:
+        place: a run's folder, or a config; of a sweep, the config is that of its first run.
+        overrides: `key=value` settings, as on the command line.
+        dataset: records of one's own, if the run was given some.
+
+    Returns:
+        The round, the metrics, and the metrics by user.
+
+    Raises:
+        UserError: there is no run, or no such config.
+    """
+    place = Path(place)
+    is_run = place.is_dir()
+    given = configs.parse_overrides(list(overrides))
+    config = recorded_config(place, given) if is_run else load_one(place, given)
+    job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
+    round = load_newest(job, place) if is_run else 0
+    return round, *metrics_by_user(job)
+
+
+def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:
+    """What a run guarantees so far: a replay of its ledger.
+
+    Args:
+        folder: the run's.
+        groups: also ε for so many units together.
+
+    Returns:
+        ε, δ, the unit and the neighbouring relation, against whom it holds and what it does not cover.
+
+    Raises:
+        UserError: the run claims nothing, or its ledger was changed.
+    """
+    folder = Path(folder)
+    if recorded_config(folder).privacy is None:
+        raise UserError(f"{folder}: this run guarantees nothing: its config has no `privacy` section")
+    return read_statement(folder, groups)
+
+
+def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Together:
+    """What several runs on the same data have spent together: their events composed, not their ε added.
+
+    Args:
+        folders: the runs'.
+        delta: the δ to state ε for; the smallest of the runs' by default.
+
+    Returns:
+        ε of all of them for the worst unit, and of each alone.
+
+    Raises:
+        UserError: runs that have nobody in common, or no ledger.
+    """
+    places = [Path(folder) for folder in folders]
+    first, *others = [read_lineage(place)[0] for place in places]
+    for place, data in zip(places[1:], others, strict=True):
+        if not data.overlaps(first):
+            raise UserError(
+                f"{place} and {places[0]} have nobody in common, so nothing adds up; leave one out"
+            )
+    return read_together(places, delta)
+
+
+def compare(runs: str | Path | Sequence[str | Path]) -> list[dict[str, Any]]:
+    """What `tacit compare` shows, as rows of plain values: runs that differ only in their seed are one.
+
+    Args:
+        runs: folders of runs or of sweeps, one or several.
+
+    Returns:
+        One row for each setting.
+
+    Raises:
+        UserError: a folder holds no run.
+    """
+    places = [runs] if isinstance(runs, str | Path) else runs
+    return to_json(rows(find_runs([Path(place) for place in places])))
+
+
+def page(runs: str | Path | Sequence[str | Path], file: str | Path = PAGE) -> Path:
+    """Make the HTML page on some runs.
+
+    Args:
+        runs: folders of runs or of sweeps, one or several.
+        file: where the page is written.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: a folder holds no run.
+    """
+    places = [runs] if isinstance(runs, str | Path) else runs
+    write_page(rows(find_runs([Path(place) for place in places])), Path(file))
+    return Path(file)

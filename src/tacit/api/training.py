@@ -1,0 +1,319 @@
+"""`tacit.run` and `tacit.resume`: from a config, and objects of one's own, to a trained model in a folder."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tacit import config as configs
+from tacit.algorithms import Algorithm
+from tacit.api.folders import new_folder, recorded_config
+from tacit.config import Config
+from tacit.config.build import build_dataset, build_job, build_sampling, build_settings
+from tacit.data import Dataset
+from tacit.data.describe import client_names
+from tacit.data.identity import Identity, identify
+from tacit.engine import EngineSettings, Job
+from tacit.engine.device import DeviceSettings, devices
+from tacit.errors import UserError
+from tacit.federation import Federation, Result, Settings, Tracker
+from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE
+from tacit.federation.ending import Ending, write_ending
+from tacit.federation.files import sealed_text, write_atomically
+from tacit.federation.fitting import refuse_mismatch, refuse_odd, refuse_other_task
+from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
+from tacit.federation.lock import locked
+from tacit.federation.passed import (
+    OBJECTS,
+    describe,
+    mark,
+    own_copy,
+    refuse_others,
+    trained_by,
+    write_passed,
+)
+from tacit.federation.start import MODEL, save_weights
+from tacit.federation.trackers import open_tracker
+from tacit.optimizers.server import OptimizerFactory
+from tacit.privacy import Charge, Sampler
+from tacit.report.compare import read_run, rows
+from tacit.report.page import PAGE, write_page
+from tacit.report.progress import watching
+from tacit.tasks import Task
+
+MAY_CHANGE = (
+    "rounds",
+    "engine",
+    "trackers",
+    "checkpoint",
+    "evaluate.every",
+    "evaluate.batch",
+    "evaluate.patience",
+)
+"""What a resume may set otherwise: how long, and how it is computed, tested and saved."""
+FIRST_FILES = {CONFIG, LINEAGE, LABELS, CLIENTS, OBJECTS}
+"""What is written before a run begins."""
+
+
+def run(
+    config: Config,
+    folder: str | Path | None = None,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+    task: Task | None = None,
+    optimizer: OptimizerFactory | None = None,
+    sampling: Sampler | None = None,
+    engine: EngineSettings | None = None,
+    device: str | Sequence[str] | None = None,
+    trackers: Sequence[Tracker] = (),
+    progress: bool | None = None,
+) -> Result:
+    """Train. The run is saved in a folder of its own, from which it can be resumed.
+
+    Guarantee: that of the config's `privacy` section, of everything that is released; what it is, against
+    whom, and what it does not cover is `tacit.statement(folder)`, a replay of the ledger. Without such a
+    section nothing is claimed.
+
+    Args:
+        config: what to do, from `load`.
+        folder: where the run is saved, a new one under runs/ by default; it must not hold a run.
+        model: a module of one's own. A copy of it is trained, `result.model`; the object stays as it is. One
+            that a run has trained brings along what that run has cost, as `model.start` does.
+        dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
+        algorithm: an instance of a `tacit.Algorithm`.
+        task: a loss and metrics of one's own, a `tacit.Task`.
+        optimizer: the server's, instead of `server.optimizer`: a class of torch optimizers, or
+            `functools.partial(CLASS, OPTIONS)`. `server.lr` and `server.schedule` stay the config's.
+        sampling: who takes part in each round, a `tacit.privacy.Sampler`. Amplification is claimed for
+            `Poisson` and `FixedSize` alone: with any other, a guarantee for clients costs in every round what
+            it would if everyone took part.
+        engine: where clients run, instead of the config's `engine`: settings such as
+            `tacit.engine.PoolSettings(workers=4)`, or an object of one's own with such an `open`. It changes
+            how long a run takes, and nothing else, so it is not recorded.
+        device: where clients compute, instead of the config's `engine.device`: auto, cpu, cuda, cuda:1, mps,
+            xpu, or a list, one worker for each.
+        trackers: objects that hear of every round; one that fails is left out and never ends the run.
+        progress: show a bar; by default in terminals and notebooks.
+
+    Returns:
+        The trained model and every round's metrics.
+
+    Raises:
+        UserError: something cannot be done as asked; what is unsound is refused before anything is charged.
+    """
+    _refuse_other_kinds(config, model, dataset, engine)
+    folder = Path(folder) if folder is not None else new_folder(config.name)
+    with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
+        config = _on(config, device)
+        if dataset is not None and not isinstance(dataset, type):
+            refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
+        if (folder / CONFIG).exists():
+            raise UserError(
+                f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
+            )
+        given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
+        passed = describe(**given, optimizer=optimizer, sampling=sampling)
+        ancestors: list[Ancestor] = []
+        if not config.model.public:
+            ancestors = [*ancestry(config.model.start), *ancestry(trained_by(model))]
+        trackers = [*watching(trackers, progress), *trackers]
+        model = None if model is None else own_copy(model)
+        dataset = dataset or build_dataset(config)
+        if task is None:
+            refuse_other_task(dataset, config.task.name if config.task is not None else dataset.task)
+        job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
+        if "model" in passed:
+            refuse_mismatch(job.model, job.task, dataset)
+        config = resolved(config, job)
+        data = identify(config.data.name, job.population)
+        settings = build_settings(config, job.algorithm, engine, optimizer)
+        federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
+        try:
+            write_lineage(folder, data, ancestors)
+            write_passed(folder, passed)
+            if dataset.label_names:
+                write_atomically(folder / LABELS, json.dumps(dataset.label_names, ensure_ascii=False) + "\n")
+            natural = config.privacy is None and config.data.partition.kind == "natural"
+            if natural and (names := client_names(job.population)) is not None:
+                write_atomically(folder / CLIENTS, json.dumps(names, ensure_ascii=False) + "\n")
+            write_atomically(folder / CONFIG, sealed_text(configs.dump(config)))
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+        return _saved(config, federation.run())
+
+
+def resume(
+    folder: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dataset: Dataset | None = None,
+    algorithm: Algorithm | None = None,
+    task: Task | None = None,
+    optimizer: OptimizerFactory | None = None,
+    sampling: Sampler | None = None,
+    engine: EngineSettings | None = None,
+    device: str | Sequence[str] | None = None,
+    trackers: Sequence[Tracker] = (),
+    progress: bool | None = None,
+    rounds: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Result:
+    """Go on with a run from its newest sound checkpoint.
+
+    Objects given to `run` must be given again, and others are refused: a run is one experiment to its end. A
+    private round that was cut short is repeated with fresh noise and charged again.
+
+    Args:
+        folder: the run's.
+        model: as given to `run`, if it was.
+        dataset: as given to `run`, if it was.
+        algorithm: as given to `run`, if it was.
+        task: as given to `run`, if it was.
+        optimizer: as given to `run`, if it was.
+        sampling: as given to `run`, if it was.
+        engine: where clients run; it may be another.
+        device: where clients compute; it may be another.
+        trackers: objects that hear of every round.
+        progress: show a bar; by default in terminals and notebooks.
+        rounds: go on to this round instead of the one that the run was started with. That is the one setting
+            that changes the run; it also moves the end of schedules that are made for the whole run.
+        overrides: may have it too, and whatever of `MAY_CHANGE` decides how the run is computed, tested and
+            saved: that holds until this call returns, and is not recorded.
+
+    Returns:
+        The trained model and every round's metrics.
+
+    Raises:
+        UserError: the folder holds no run, another object was given, a file was changed, or `overrides` has
+            what may not change.
+    """
+    folder = Path(folder)
+    recorded_config(folder)  # a folder without a run is told before a lock is left in it
+    with locked(folder):
+        changed = {} if rounds is None else {"rounds": rounds}
+        changed |= _refuse_other_changes(overrides or {})
+        recorded = recorded_config(folder, {"rounds": changed["rounds"]} if "rounds" in changed else {})
+        config = _on(recorded_config(folder, changed), device, server=True)
+        given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
+        refuse_others(folder, given | {"optimizer": optimizer, "sampling": sampling})
+        trackers = [*watching(trackers, progress), *trackers]
+        model = None if model is None else own_copy(model)
+        job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
+        data = identify(config.data.name, job.population)
+        _, ancestors = read_lineage(folder)
+        settings = build_settings(config, job.algorithm, engine, optimizer)
+        federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
+        if "rounds" in changed:
+            try:
+                write_atomically(folder / CONFIG, sealed_text(configs.dump(recorded)))
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+        return _saved(config, federation.run())
+
+
+def _refuse_other_kinds(config: Any, model: Any, dataset: Any, engine: Any) -> None:
+    """What was passed in must be what it is passed as; of classes `describe` has a word of its own."""
+    for name, value, wanted, advice in (
+        ("config", config, Config, "tacit.load(…) makes one of a file or a mapping"),
+        ("model", model, nn.Module, "give a torch module, or name one in the config"),
+        ("dataset", dataset, Dataset, "tacit.dataset(…) makes one of tables, arrays and lists"),
+    ):
+        if not isinstance(value, type | wanted) and not (value is None and name != "config"):
+            raise UserError(f"{name}: this is a {type(value).__name__}; {advice}")
+    if engine is not None and not hasattr(engine, "open"):
+        raise UserError(f"engine: {engine!r} is no engine; give tacit.engine.PoolSettings(workers=4) or such")
+
+
+def _refuse_other_changes(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in overrides:
+        if not any(f"{key}.".startswith(f"{allowed}.") for allowed in MAY_CHANGE):
+            raise UserError(
+                f"--set {key}: a run is one experiment to its end; what may change is "
+                f"{', '.join(MAY_CHANGE)}. Start a new run for anything else"
+            )
+    return overrides
+
+
+def _on(config: Config, device: str | Sequence[str] | None, server: bool = False) -> Config:
+    """The config with another `engine.device`; if asked, its server moves from an accelerator, too."""
+    if device is None:
+        return config
+    if not isinstance(config.engine, DeviceSettings):
+        raise UserError("engine.device: this kind of engine has no device to choose; leave it out")
+    wanted = device if isinstance(device, str) else tuple(device)
+    first = devices(wanted)[0]
+    changed: dict[str, Any] = {"engine": config.engine.model_copy(update={"device": wanted})}
+    if server and config.server.device != "cpu":
+        changed["server"] = config.server.model_copy(update={"device": first})
+    return config.model_copy(update=changed)
+
+
+def resolved(config: Config, job: Job) -> Config:
+    """The config with the noise that was found for its budget, so that a resume uses the same."""
+    if config.privacy is None or job.privacy is None:
+        return config
+    privacy = config.privacy.model_copy(update={"noise": job.privacy.noise})
+    return config.model_copy(update={"privacy": privacy})
+
+
+def _federation(
+    config: Config,
+    folder: Path,
+    job: Job,
+    trackers: Sequence[Tracker],
+    data: Identity,
+    ancestors: Sequence[Ancestor],
+    settings: Settings,
+    sampler: Sampler | None,
+) -> Federation:
+    values = config.model_dump(mode="json") if config.trackers else {}
+    own = [open_tracker(name, folder, values) for name in config.trackers]
+    sampling = build_sampling(config, len(job.population), sampler)
+    carried: list[Charge] = []
+    if job.privacy is not None:
+        header = job.privacy.header(job.workload, data.fingerprint)
+        carried = carried_charges(ancestors, data, header)
+    return Federation(job, settings, sampling, folder, [*own, *trackers], data.fingerprint, carried)
+
+
+@contextmanager
+def _nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
+    """A run that is refused before it began (its device, its federation, …) takes its first files along."""
+    before = {file.name for file in folder.iterdir()}
+    try:
+        yield
+    except BaseException:
+        begun = {file.name for file in folder.iterdir()} - before - FIRST_FILES
+        if not begun:
+            for name in FIRST_FILES - before:
+                (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def _saved(config: Config, result: Result) -> Result:
+    """A seed model is for others to start from: with its weights by name, beside its config."""
+    mark(result.model, result.path)
+    last = result.metrics[-1]["round"] if result.metrics else 0
+    try:
+        write_ending(result.path, Ending(last, result.finished, result.stopped))
+    except OSError as error:
+        raise UserError(
+            f"{result.path}: the run is saved, but not how it ended ({error.strerror}); make room on the "
+            "disk, then `tacit resume` writes it down"
+        ) from None
+    if result.metrics:
+        try:
+            write_page(rows([read_run(result.path)]), result.path / PAGE)
+        except Exception as error:  # a page is for looking at: none is worth a run
+            warnings.warn(f"{result.path / PAGE} could not be made: {error}", RuntimeWarning, stacklevel=2)
+    if config.pretrain is not None and result.finished:
+        save_weights(result.model, result.path / MODEL)
+    return result
