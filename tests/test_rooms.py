@@ -20,7 +20,7 @@ ORDER = [
     {"errors"},
     {"system"},
     {"lazy", "randomness", "reading", "section"},
-    {"vector"},
+    {"vector", "fetching"},
     {"optimizers", "gradients"},
     {"privacy"},
     {"secure"},

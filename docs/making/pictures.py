@@ -246,10 +246,11 @@ ROOMS = {
         ("privacy", "mechanisms, ledger, statement"),
         ("secure", "masks, shares"),
     ],
-    "numbers": [
+    "numbers and files": [
         ("gradients", "clipped, proved"),
         ("optimizers", "LAMB, LARS, …"),
         ("vector", "flat parameters"),
+        ("fetching", "registries, cache"),
     ],
 }
 """The rooms, row by row: what each is called and what lives there."""
@@ -267,7 +268,7 @@ def architecture() -> tuple[int, int, str, list[str]]:
         if n:
             parts.append(arrow((684, y - 44), (684, y + 22)))
     parts += [text(24, 502, "A row may know the rows below it, never one above: a test says so.", "dim")]
-    return 704, 520, "The rooms of the program, from what a person touches down to numbers", parts
+    return 704, 520, "The rooms of the program, from what a person touches down to numbers and files", parts
 
 
 DRAWINGS: dict[str, Callable[[], tuple[int, int, str, list[str]]]] = {

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tacit.data import cache, check, fetch, hub, load, names, obtain
+from tacit.data import check, hub, load, names, obtain
 from tacit.data.decode import cifar10, idx
 from tacit.data.known import KNOWN
 from tacit.errors import UserError
+from tacit.fetching import cache, packages
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = RNG.integers(0, 256, (30, 28, 28), np.uint8), RNG.integers(0, 256, (12, 28, 28), np.uint8)
@@ -115,7 +116,7 @@ def test_the_hub_is_asked_first_and_its_silence_is_no_obstacle(
     import huggingface_hub
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(hub, "TIMEOUT", 0.05)
+    monkeypatch.setattr("tacit.fetching.hub.TIMEOUT", 0.05)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *a, **k: time.sleep(1))
     with pytest.raises(hub.Unavailable, match="no answer within"):
         hub.download_known("ylecun/mnist")
@@ -203,7 +204,7 @@ def test_hub_data_sets_by_name(registry: Path, monkeypatch: pytest.MonkeyPatch) 
 
     splits = datasets.DatasetDict(train=table(TRAIN, TRAIN_Y), test=table(TEST, TEST_Y))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(hub, "_probe", lambda name: None)
+    monkeypatch.setattr(hub, "probe", lambda question: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda name: splits)
     with pytest.raises(UserError, match="which column holds the label"):
         load("hf:them/things")
@@ -343,5 +344,5 @@ def test_an_unwritable_cache_is_explained(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
     archive = tgz(tmp_path / "bad.tgz", {"../escaped": b"!"})
     with pytest.raises(UserError, match="cannot be unpacked"):
-        fetch.unpack(archive, tmp_path / "into")
+        packages.unpack(archive, tmp_path / "into")
     assert not (tmp_path / "escaped").exists()

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tacit
-from tacit.data import cache, load
+from tacit.data import load
 from tacit.errors import UserError
+from tacit.fetching import cache
 
 
 @pytest.fixture(autouse=True)

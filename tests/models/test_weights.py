@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tacit.data import cache
-from tacit.data.fetch import Package, fetch
 from tacit.errors import UserError
+from tacit.fetching import cache
+from tacit.fetching.packages import Package, fetch
 from tacit.models import weights
 from tacit.models.weights import KNOWN_WEIGHTS, Weights, locate
 

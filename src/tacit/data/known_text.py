@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tacit.data.decode import find
-from tacit.data.fetch import Package
+from tacit.fetching.packages import Package
 
 
 class Table(NamedTuple):

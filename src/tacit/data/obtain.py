@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from tacit.data.fetch import Package, fetch, unpack
 from tacit.errors import UserError
+from tacit.fetching.packages import Package, fetch, unpack
 
 T = TypeVar("T")
 

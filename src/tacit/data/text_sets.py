@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tacit.data import cache
 from tacit.data.known_text import KnownText, Table
 from tacit.data.obtain import from_path, from_registry
 from tacit.data.text import TextRecords, read_texts, write_texts
 from tacit.data.tokens import Tokenizer
 from tacit.errors import UserError
+from tacit.fetching import cache
 
 SPLITS = ("train", "test")
 

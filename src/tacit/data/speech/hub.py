@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tacit.data import hub
 from tacit.data.speech.corpora import Columns, Utterance
 from tacit.errors import UserError
+from tacit.fetching import hub
 
 
 def download(name: str, offline: bool) -> Mapping[str, Any]:

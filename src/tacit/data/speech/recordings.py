@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit.data.fetch import Package, fetch, unpack
 from tacit.data.speech.corpora import Utterance
 from tacit.errors import UserError
+from tacit.fetching.packages import Package, fetch, unpack
 
 _STAMP_LANGUAGES = ("be", "bg", "ca", "el", "es", "fr", "ro", "ru")
 _TEST = ("statue", "cyan", "linuxer2", "viking4")

