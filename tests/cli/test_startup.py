@@ -12,8 +12,8 @@ import tacit
 import tacit.config
 import tacit.optimizers
 import tacit.privacy
-from tacit.cli.methods import known, measure
 from tacit.config.methods import METHODS
+from tacit.config.traffic import measured, stored
 
 LARGE = [
     *["torch", "transformers", "datasets", "scipy", "peft", "dp_accounting", "matplotlib", "pandas"],
@@ -61,8 +61,7 @@ def test_workers_do_not_import_what_their_job_does_not_need() -> None:
 
 
 def test_the_stored_traffic_is_what_is_measured() -> None:
-    measured = measure({name: method.algorithm(**method.options) for name, method in METHODS.items()})
-    assert measured == known()
+    assert measured(METHODS) == stored()
 
 
 @pytest.mark.parametrize("package", [tacit, tacit.privacy, tacit.optimizers, tacit.config])

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
-
-PAPERS = {"000": "DP-FedAdamW", "002": "DP²-FedSAM", "003": "user-level DP for speech", "004": "FedAdamW"}
-"""The papers by the numbers that `paper` has."""
-MEASURED = Path(__file__).with_name("methods.json")
-"""What `measure` found, for each method; `write` writes it anew."""
-
-
-@dataclass(frozen=True)
-class MethodTraffic:
-    """What one client sends, receives and keeps, in multiples of the model."""
-
-    up: float
-    down: float
-    keeps: dict[str, float]
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False) -> None:
@@ -35,27 +19,16 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
 
     - `tacit run quickstart.yaml --set method=scaffold --set privacy=null`
     """
-    from tacit.config.methods import METHODS
+    from tacit.config.methods import METHODS, PAPERS
+    from tacit.config.traffic import of_methods
 
-    measured = known()
-    new = {name: method for name, method in METHODS.items() if name not in measured}
-    if new:
-        measured |= measure({name: method.algorithm(**method.options) for name, method in new.items()})
+    measured = of_methods()
     if as_json:
-        rows: list[dict[str, Any]] = []
-        for name, method in METHODS.items():
-            found = measured[name]
-            rows.append(
-                {
-                    "method": name,
-                    "summary": method.summary,
-                    "paper": method.paper,
-                    "unit": method.unit,
-                    "up": found.up,
-                    "down": found.down,
-                    "keeps": found.keeps,
-                }
-            )
+        rows = [
+            {"method": name, "summary": method.summary, "paper": method.paper, "unit": method.unit}
+            | measured[name]
+            for name, method in METHODS.items()
+        ]
         print(json.dumps(rows))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -64,59 +37,11 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
         table.add_column(title, justify=justify, no_wrap=title != "")  # type: ignore[arg-type]
     for name, method in METHODS.items():
         found = measured[name]
-        keeps = " ".join(found.keeps) or "–"
-        table.add_row(
-            name, method.paper, method.unit, f"{found.up:.1f}×", f"{found.down:.1f}×", keeps, method.summary
-        )
+        up, down, keeps = f"{found['up']:.1f}×", f"{found['down']:.1f}×", " ".join(found["keeps"]) or "–"
+        table.add_row(name, method.paper, method.unit, up, down, keeps, method.summary)
     console = Console(highlight=False, width=min(80, Console().width))
     console.print(table)
     console.print(" · ".join(f"{number} {name}" for number, name in PAPERS.items()))
-
-
-def known() -> dict[str, MethodTraffic]:
-    """What was measured before: to do it again takes torch and seconds. A test does."""
-    return {name: MethodTraffic(**found) for name, found in json.loads(MEASURED.read_text()).items()}
-
-
-def measure(algorithms: dict[str, Any]) -> dict[str, MethodTraffic]:
-    """Let each algorithm train one client of a small vision transformer."""
-    import numpy as np
-    import torch
-
-    from tacit.data import ArrayRecords, Population
-    from tacit.engine import InProcess, Job, Local, Order, Participant
-    from tacit.engine.states import NONE, DirectoryStates
-    from tacit.models import vit
-    from tacit.tasks import Classification
-    from tacit.vector import read_values
-
-    rng = np.random.default_rng(0)
-    records = ArrayRecords(rng.normal(size=(8, 1, 8, 8)).astype(np.float32), rng.integers(0, 4, 8))
-    population = Population(records, np.array([0, 8]), np.arange(8))
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, algorithm in algorithms.items():
-            torch.manual_seed(0)
-            model = vit((1, 8, 8), 4, patch=4, width=48, depth=1, heads=2)
-            states = DirectoryStates(Path(folder) / name)
-            job = Job(
-                model, Classification(), population, records, algorithm, Local(4, steps=1), 0, states,
-                public=np.arange(4),
-            )  # fmt: skip
-            engine = InProcess(job)
-            size = job.layout.size
-            message = algorithm.message(
-                algorithm.init(read_values(model, job.layout)[: job.layout.shared], job.layout)
-            )
-            total, reports = engine.sum(Order(0, 0.1), message, [Participant(0)])
-            kept = states.load(0, reports[0].state or NONE)
-            engine.close()
-            found[name] = MethodTraffic(
-                up=sum(v.numel() for v in total.values()) / size,
-                down=sum(v.numel() for v in message.values()) / size,
-                keeps={k: v.numel() / size for k, v in kept.items()},
-            )
-    return found
 
 
 def blocks(
@@ -171,12 +96,3 @@ def blocks(
     if len(parts) > limit:
         table.add_row(f"… and {len(parts) - limit:,} more (--limit)", "")
     console.print(table)
-
-
-def write() -> None:
-    """Measure every method and keep what was found."""
-    from tacit.config.methods import METHODS
-
-    found = measure({name: method.algorithm(**method.options) for name, method in METHODS.items()})
-    lines = [f"{json.dumps(name)}: {json.dumps(asdict(traffic))}" for name, traffic in found.items()]
-    MEASURED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
