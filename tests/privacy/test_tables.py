@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from command import tacit as run_command
+from tacit.cli.plan_table import numbers
 from tacit.errors import UserError
 from tacit.privacy import Clip, Poisson
 from tacit.privacy.answers import Question, answer
 from tacit.privacy.fleets import compare_mechanisms
 from tacit.privacy.mechanisms.secure import SecureSum
-from tacit.privacy.tables import numbers, shares, signal_to_noise, table
+from tacit.privacy.tables import shares, signal_to_noise, table
 
 FLEET = {"population": 2000, "cohort": 50}
 

@@ -7,9 +7,11 @@ import json
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.options import naming_options
 from tacit.errors import UserError
 
 
+@naming_options()
 def show_fleet(
     mechanism: str,
     population: int | None,

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.options import naming_options
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -156,9 +157,10 @@ def plan(
         return
     if overrides:
         raise UserError("--set changes a config's settings; give its file, or the options by name")
-    from tacit.privacy.answers import Question, answer
+    from tacit.cli.plan_table import numbers
+    from tacit.privacy.answers import Question, answer, around
     from tacit.privacy.conventions import from_sum
-    from tacit.privacy.tables import SAMPLINGS, TURNS, numbers
+    from tacit.privacy.tables import SAMPLINGS, TURNS
     from tacit.privacy.tuning import tuned_epsilon
 
     asked: dict[str, list[Any]] = {
@@ -245,10 +247,11 @@ def plan(
         return
     if csv is not None or picture is not None:
         raise UserError("--csv and --picture are of a table: give a list, such as --cohort 1e3,5e3")
-    found = answer(question)
+    with naming_options():
+        found = answer(question)
     split = _split(found, metrics)
     tuned = None if trials is None else tuned_epsilon({found.event: found.times}, delta, trials)
-    grid = _grid(found) if table else None
+    grid = around(found) if table else None
     larger = _larger(found, at)
     vanished = _vanished(found, dropout)
     felt = _felt(found, parameters, clip)
@@ -307,6 +310,7 @@ def _felt(found: Answer, dimension: int | None, clip: float | None) -> dict[str,
     return {"signal_to_noise": strength} | ({} if clip is None else {"noise_length": clip / strength})
 
 
+@naming_options()
 def _vanished(found: Answer, dropout: float | None) -> dict[str, Any]:
     """Who adds what if a share of the devices vanish, and what drawing more of them instead would cost."""
     if dropout is None:
@@ -464,21 +468,6 @@ def _show(console: Console, found: Answer, closed_form: bool) -> None:
     console.print(rows)
     for warning in found.warnings():
         console.print(f"[yellow]warning:[/yellow] {warning}")
-
-
-def _grid(found: Answer) -> list[dict[str, float]]:
-    """ε for noise and length around the answer."""
-    from tacit.privacy.calibration import cost
-
-    cells = []
-    for stronger in (0.5, 0.7, 1.0, 1.4, 2.0):
-        for longer in (0.25, 0.5, 1.0, 2.0, 4.0):
-            times = max(1, round(found.times * longer))
-            event = replace(found.event, noise=found.event.noise * stronger)
-            epsilon = cost(event, times, found.epsilon.delta)
-            best = epsilon.rdp if epsilon.pld is None else epsilon.pld
-            cells.append({"noise": found.noise * stronger, "rounds": times, "epsilon": best})
-    return cells
 
 
 def _show_grid(console: Console, found: Answer, cells: list[dict[str, float]]) -> None:

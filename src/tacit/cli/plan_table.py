@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.options import as_options, naming_options
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +36,29 @@ COLUMNS = {
 """The values of a cell, and what they are called."""
 
 
+def numbers(text: str, name: str, whole: bool = False) -> list[Any]:
+    """The numbers of a list such as `1e3,5e3`; whole ones if they must be.
+
+    >>> numbers("1e3, 5e3", "cohort", whole=True)
+    [1000, 5000]
+    """
+    found: list[Any] = []
+    for part in text.split(","):
+        try:
+            value = float(part.strip().replace("_", ""))
+        except ValueError:
+            raise UserError(f"--{name} {text}: give a number, or several with commas between them") from None
+        if whole:
+            if not math.isfinite(value) or value != int(value):
+                raise UserError(f"--{name} {part.strip()}: give a whole number ≥ 1")
+            value = int(value)
+        found.append(value)
+    if len(set(found)) < len(found):
+        raise UserError(f"--{name} {text}: a value is there twice; leave one out")
+    return found
+
+
+@naming_options()
 def show_table(
     question: Question,
     axes: Axes,
@@ -48,6 +73,8 @@ def show_table(
     from tacit.privacy.tables import table
 
     cells = table(question, axes, stated, dimension)
+    for cell in cells:
+        cell["why"] = as_options(cell["why"])
     if all(cell["why"] for cell in cells):
         raise UserError(cells[0]["why"])
     if dimension is not None and clip is not None:

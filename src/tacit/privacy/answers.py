@@ -2,7 +2,7 @@
 
 A `Question` holds the settings that were given; `answer` fills in the rest. Without a target it computes ε.
 With one, exactly one setting is left out, and it is solved for: the noise, the rounds (or participations), or
-the cohort out of a population.
+the cohort out of a population. Errors name settings in backticks.
 
 >>> answer(Question(rate=0.05, rounds=200, delta=1e-3, target=1.0)).noise
 2.02
@@ -97,7 +97,7 @@ class Answer:
         plain: dict[str, Any] = {
             "unit": q.unit,
             "relation": self.event.relation,
-            "epsilon": self.epsilon.rdp if self.epsilon.pld is None else self.epsilon.pld,
+            "epsilon": _shown(self.epsilon),
             "accountant": "rdp" if self.epsilon.pld is None else "pld",
             "epsilon_pld": self.epsilon.pld,
             "epsilon_rdp": self.epsilon.rdp,
@@ -124,6 +124,11 @@ class Answer:
         return plain | {"warnings": self.warnings()}
 
 
+def _shown(epsilon: Epsilon) -> float:
+    """By PLD, where it has a bound."""
+    return epsilon.rdp if epsilon.pld is None else epsilon.pld
+
+
 def answer(question: Question) -> Answer:
     """Solve for what is missing, and compute ε."""
     _check(question)
@@ -131,25 +136,33 @@ def answer(question: Question) -> Answer:
     missing = _missing(given)
     if given.target is None:
         if missing:
-            raise UserError(f"give {_and(missing)}; or give --epsilon, and one setting is solved for")
+            raise UserError(f"give {_and(missing)}; or give `target`, and one setting is solved for")
         return _answered(given, None)
     if not missing:
-        raise UserError(
-            "--epsilon is a target: leave out --noise, --rounds or --cohort to have it solved for"
-        )
+        raise UserError("`target`: leave out `noise`, `rounds` or `cohort` to have it solved for")
     if len(missing) > 1:
-        raise UserError(
-            f"--epsilon solves for one setting, and {_and(missing)} are missing; give all but one"
-        )
-    return _answered(_solved(given, missing[0], given.target), missing[0].removeprefix("--"))
+        raise UserError(f"`target` solves for one setting, and {_and(missing)} are missing; give all but one")
+    return _answered(_solved(given, missing[0], given.target), missing[0])
+
+
+def around(found: Answer) -> list[dict[str, float]]:
+    """ε around an answer: for half to twice its noise, and a quarter to four times its length."""
+    cells = []
+    for stronger in (0.5, 0.7, 1.0, 1.4, 2.0):
+        for longer in (0.25, 0.5, 1.0, 2.0, 4.0):
+            times = max(1, round(found.times * longer))
+            event = replace(found.event, noise=found.event.noise * stronger)
+            epsilon = _shown(cost(event, times, found.epsilon.delta))
+            cells.append({"noise": found.noise * stronger, "rounds": times, "epsilon": epsilon})
+    return cells
 
 
 def _solved(q: Question, missing: str, target: float) -> Question:
-    if missing == "--noise":
+    if missing == "noise":
         times = _times(q)
         return replace(q, noise=solve_noise(lambda noise: [{_event(q, noise): times}], target, q.delta))
     assert q.noise is not None
-    if missing == "--cohort":
+    if missing == "cohort":
         noise, population = q.noise, q.population
         assert population is not None
         cohort = solve_cohort(
@@ -161,7 +174,7 @@ def _solved(q: Question, missing: str, target: float) -> Question:
         )
         return replace(q, cohort=cohort, rate=cohort / population)
     times = solve_times(_event(q, q.noise), target, q.delta)
-    if missing == "--rounds":
+    if missing == "rounds":
         return replace(q, rounds=times)
     assert q.local_steps is not None
     if times < q.local_steps:
@@ -209,7 +222,7 @@ def _with_rate(q: Question) -> Question:
         return q
     if q.population is not None and q.cohort is not None:
         if q.rate is not None:
-            raise UserError("--rate follows from --cohort and --population; give the rate or these two")
+            raise UserError("`rate` follows from `cohort` and `population`; give the rate or these two")
         return replace(q, rate=q.cohort / q.population)
     if q.population is not None and q.rate is not None and not q.fixed:
         return replace(q, cohort=max(1, round(q.rate * q.population)))
@@ -217,24 +230,19 @@ def _with_rate(q: Question) -> Question:
 
 
 def _missing(q: Question) -> list[str]:
-    names = []
+    """Settings that the answer needs and that are not known."""
+    needed = ["noise", "rounds"]
     if q.unit == "example":
-        names += [f"--{name}" for name in ("examples", "batch") if getattr(q, name) is None]
-        names += ["--local-steps"] if q.local_steps is None else []
-        names += ["--participations"] if q.participations is None else []
-        if q.target is not None and {*names} & {"--examples", "--batch", "--local-steps"}:
-            raise UserError(f"give {_and(names)}: at example level --noise or --participations is solved for")
+        needed = ["examples", "batch", "local_steps", "participations", "noise"]
     elif q.fixed:
-        names += ["--population"] if q.population is None else []
-        names += ["--cohort"] if q.cohort is None else []
+        needed = ["population", "cohort", *needed]
     elif q.rate is None:
-        names += ["--cohort"] if q.population is not None else ["--rate"]
-        if q.target is not None and q.population is None and q.noise is not None and q.rounds is not None:
-            raise UserError(
-                "give --population, and the cohort is solved for; or leave out --noise or --rounds"
-            )
-    names += ["--noise"] if q.noise is None else []
-    names += ["--rounds"] if q.unit == "client" and q.rounds is None else []
+        needed = ["rate" if q.population is None else "cohort", *needed]
+    names = [name for name in needed if getattr(q, name) is None]
+    if q.target is not None and {*names} & {"examples", "batch", "local_steps"}:
+        raise UserError(f"give {_and(names)}: at example level `noise` or `participations` is solved for")
+    if q.target is not None and names == ["rate"]:
+        raise UserError("give `population`, and the cohort is solved for; or leave out `noise` or `rounds`")
     return names
 
 
@@ -253,36 +261,37 @@ def _check(q: Question) -> None:
     for name in whole:
         value = getattr(q, name)
         if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} {value}: give a whole number ≥ 1")
+            raise UserError(f"`{name}` {value}: give a whole number ≥ 1")
         if value is not None and value > MOST:
-            raise UserError(f"--{name.replace('_', '-')} {value:g}: that is beyond {MOST:,}, and any fleet")
+            raise UserError(f"`{name}` {value:g}: that is beyond {MOST:,}, and any fleet")
     times = (q.rounds or 1) * (q.participations or 1) * (q.local_steps or 1)
     if times > MOST_STEPS:
-        what = "--rounds" if q.rounds else "--participations × --local-steps"
+        what = "`rounds`" if q.rounds else "`participations` × `local_steps`"
         raise UserError(
             f"{what}: {times:g} is more than an accountant can add up; give at most {MOST_STEPS:,}"
         )
-    for name, value in (("noise", q.noise), ("epsilon", q.target)):
+    for name, value in (("noise", q.noise), ("target", q.target)):
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{name} {value:g}: give a number > 0")
+            raise UserError(f"`{name}` {value:g}: give a number > 0")
     if q.rate is not None and not 0 < q.rate <= 1:
-        raise UserError(f"--rate {q.rate:g}: give a probability, 0 < rate ≤ 1")
+        raise UserError(f"`rate` {q.rate:g}: give a probability, 0 < rate ≤ 1")
     if q.cohort is not None and q.population is not None and q.cohort > q.population:
-        raise UserError(f"--cohort {q.cohort:,} is larger than --population {q.population:,}")
+        raise UserError(f"`cohort` {q.cohort:,} is larger than `population` {q.population:,}")
     if q.unit == "example":
         for name in ("rate", "rounds", "population", "cohort"):
             if getattr(q, name) is not None:
                 raise UserError(
-                    f"--{name} is for client level and other options given are for example level, where the "
-                    "rate is batch ÷ examples and the rounds are --participations"
+                    f"`{name}` is for client level and other settings given are for example level, where the "
+                    "rate is batch ÷ examples and the rounds are `participations`"
                 )
         if q.fixed:
-            raise UserError("--sampling fixed: at example level batches are Poisson; leave it out")
+            raise UserError("`fixed`: at example level batches are Poisson; leave it out")
     elif q.queries != 1:
         raise UserError(
-            "--queries counts gradients on a batch (example level); client level pays per round only"
+            "`queries` counts gradients on a batch (example level); client level pays per round only"
         )
 
 
 def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    *most, last = [f"`{name}`" for name in names]
+    return f"{', '.join(most)} and {last}" if most else last

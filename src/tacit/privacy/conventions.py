@@ -69,7 +69,7 @@ class Scale:
         """
         population, colon, cohort = text.replace(",", "").replace("_", "").partition(":")
         if not colon or not population.isdigit() or not cohort.isdigit():
-            raise UserError(f"--at {text}: write it as POPULATION:COHORT, for example --at 7000000:200000")
+            raise UserError(f"{text}: write it as POPULATION:COHORT, for example 7000000:200000")
         return Scale(int(population), int(cohort))
 
     def noise(self, noise: float, cohort: float) -> float:

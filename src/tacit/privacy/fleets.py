@@ -45,7 +45,7 @@ def compare_mechanisms(
     Poisson cohorts.
     """
     if not 1 <= cohort <= population:
-        raise UserError(f"--cohort {cohort:,} of --population {population:,} cannot be drawn")
+        raise UserError(f"`cohort` {cohort:,} of `population` {population:,} cannot be drawn")
 
     def turns(kind: type[Correlated], **options: Any) -> Suited:
         return fitted(kind, FixedSize(cohort), **options)
@@ -88,7 +88,7 @@ def in_turns(
     noise for ε; with what a model feels of it.
     """
     if not 1 <= cohort <= population:
-        raise UserError(f"--cohort {cohort:,} of --population {population:,} cannot be drawn")
+        raise UserError(f"`cohort` {cohort:,} of `population` {population:,} cannot be drawn")
     made: Correlated = {made.kind: made for made in (BltNoise, BandedNoise)}[kind](
         noise or 1.0, delta, Clip(1.0), FixedSize(cohort), epsilon, rounds=rounds
     )

@@ -3,8 +3,6 @@
 >>> cells = table(Question(delta=1e-5, rate=0.01, rounds=100), {"noise": [1.0, 2.0]})
 >>> [round(cell["epsilon"], 2) for cell in cells]
 [0.72, 0.19]
->>> numbers("1e3, 5e3", "cohort", whole=True)
-[1000, 5000]
 """
 
 from __future__ import annotations
@@ -26,24 +24,6 @@ TURNS = ("blt", "banded")
 SAMPLINGS = ("poisson", "fixed", *TURNS)
 MOST_CELLS = 200
 """A cell is an accountant's answer, which takes up to a second."""
-
-
-def numbers(text: str, name: str, whole: bool = False) -> list[Any]:
-    """The numbers of a list such as `1e3,5e3`; whole ones if they must be."""
-    found: list[Any] = []
-    for part in text.split(","):
-        try:
-            value = float(part.strip().replace("_", ""))
-        except ValueError:
-            raise UserError(f"--{name} {text}: give a number, or several with commas between them") from None
-        if whole:
-            if not math.isfinite(value) or value != int(value):
-                raise UserError(f"--{name} {part.strip()}: give a whole number ≥ 1")
-            value = int(value)
-        found.append(value)
-    if len(set(found)) < len(found):
-        raise UserError(f"--{name} {text}: a value is there twice; leave one out")
-    return found
 
 
 def table(
@@ -86,7 +66,7 @@ def _cell(question: Question, at: dict[str, Any], stated: str, dimension: int | 
         if q.noise is not None and stated != "sum":
             if q.cohort is None:
                 raise UserError(
-                    f"--noise-on {stated}: give --cohort too, the expected number of clients a round"
+                    f"`stated` {stated}: give `cohort` too, the expected number of clients a round"
                 )
             q = replace(q, noise=to_sum(q.noise, stated, q.cohort))
         if sampling in TURNS:
@@ -113,7 +93,7 @@ def _in_turns(q: Question, kind: str) -> dict[str, Any]:
         or (q.noise is None) == (q.target is None)
     ):
         raise UserError(
-            f"--sampling {kind}: give --population, --cohort and --rounds, and --noise or --epsilon"
+            f"`sampling` {kind}: give `population`, `cohort` and `rounds`, and `noise` or `target`"
         )
     return in_turns(kind, q.population, q.cohort, q.rounds, q.delta, q.noise, q.target)
 
@@ -156,10 +136,10 @@ def shares(noise: float, cohort: float, dropout: float) -> list[Share]:
     [0.0, 0.2, 0.224, 0.224]
     """
     if not 0 <= dropout < 1:
-        raise UserError(f"--dropout {dropout:g}: give the share of drawn devices that vanish, such as 0.2")
+        raise UserError(f"`dropout` {dropout:g}: give the share of drawn devices that vanish, such as 0.2")
     stay = 1 - dropout
     if stay * cohort < 1:
-        raise UserError(f"--dropout {dropout:g} of a cohort of {cohort:g} leaves nobody; draw more")
+        raise UserError(f"`dropout` {dropout:g} of a cohort of {cohort:g} leaves nobody; draw more")
     each, larger = noise / math.sqrt(cohort), noise / math.sqrt(stay * cohort)
     missing = noise * math.sqrt(dropout)
     full = noise / math.sqrt(stay)
