@@ -25,7 +25,6 @@ from tacit.config.schema import (
     Natural,
     NoiseStatedOn,
     Owners,
-    Server,
 )
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
@@ -33,11 +32,11 @@ from tacit.deploy import FlowerSettings, Looks, Roster
 from tacit.deploy import Owners as OwnersPopulation
 from tacit.deploy.states import RemoteStates
 from tacit.engine import ClientStates, DirectoryStates, EngineSettings, Job, Local
-from tacit.engine.device import devices
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation import Settings
+from tacit.federation.settings import ServerSettings
 from tacit.federation.start import start_from
 from tacit.models import hub
 from tacit.models.lora import adapt, half_frozen, train_only
@@ -291,7 +290,7 @@ def build_local(config: Config, dataset: Dataset) -> Local:
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
     """Settings that the algorithm would ignore, or that it cannot work with."""
-    if algorithm.own_server_rule and config.server != Server(device=config.server.device):
+    if algorithm.own_server_rule and config.server != ServerSettings(device=config.server.device):
         raise UserError(
             f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
         )
@@ -378,19 +377,11 @@ def build_settings(
         rounds=config.rounds,
         lr=config.local.lr,
         lr_schedule=config.local.schedule.over(config.rounds),
-        server_optimizer=config.server.optimizer if optimizer is None else optimizer,
-        server_device=devices(config.server.device, "server.device")[0],
-        server_lr=config.server.lr,
-        server_schedule=config.server.schedule.over(config.rounds),
-        server_options=config.server.options,
+        server=config.server,
+        optimizer=optimizer,
         weighted=config.weights == "examples",
-        evaluate_every=config.evaluate.every,
-        evaluate_clients=config.evaluate.clients,
-        tune=config.evaluate.tune,
-        checkpoint_every=config.checkpoint.every,
-        keep_checkpoints=config.checkpoint.keep,
-        patience=config.evaluate.patience,
-        keep_best=config.evaluate.keep_best,
+        evaluate=config.evaluate,
+        checkpoint=config.checkpoint,
         engine=config.engine if engine is None else engine,
     )
 

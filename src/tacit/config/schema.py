@@ -29,8 +29,8 @@ from tacit.config.imports import as_name
 from tacit.data.augment import Augment
 from tacit.data.dataset import Normalise
 from tacit.deploy import FlowerSettings
-from tacit.engine import ENGINES, AutoSettings, EngineSettings, Tune
-from tacit.engine.device import Device
+from tacit.engine import ENGINES, AutoSettings, EngineSettings
+from tacit.federation.settings import Checkpoints, Evaluation, ServerSettings
 from tacit.models.lora import Lora
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
@@ -297,23 +297,6 @@ class LocalTraining(Section):
         return self
 
 
-class Server(BaseModel):
-    """The server's optimizer: any of torch.optim by name, `lamb` or `lars`; other keys are its options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    optimizer: str = "sgd"
-    lr: PositiveFloat = 1.0
-    """Step size; with plain SGD, 1 is FedAvg."""
-    schedule: AnySchedule = Constant()
-    device: Device = "cpu"
-    """Where the algorithm's state lives and its server step is computed; noise and files are the host's."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
 class Pretraining(BaseModel):
     """Central training of a seed model, on data that needs no protection: no clients, no rounds.
 
@@ -426,51 +409,6 @@ class PrivacySettings(Section):
         return self
 
 
-class Evaluation(Section):
-    """When and how the model is tested."""
-
-    every: PositiveInt = 1
-    """Test after every so many rounds, and after the last."""
-    batch: PositiveInt = 500
-    """Records at once; speed and memory only."""
-    split: Literal["test", "validation"] = "test"
-    """Which records judge the model: test records, or those that `data.validation` holds out."""
-    patience: PositiveInt | None = None
-    """Stop when the headline metric has not improved for so many tests."""
-    keep_best: bool = False
-    """End with the model of the best test instead of the last one; exported and tested is that one, too."""
-    records: PositiveInt | None = None
-    """Judge by so many of them, drawn once for the run; left out, by all."""
-    clients: Annotated[int, Field(ge=0)] = 0
-    """Also test this many clients, each on its own held-out split."""
-    layers: bool = False
-    """Record mean and deviation over clients of each layer's update norm (`tacit layers`).
-
-    They are exact: refused under client-level privacy, except in a simulation (`privacy.entropy: seed`).
-    """
-    tune: Tune | None = None
-    """Also test these clients after each has trained the model on its own records, for itself alone.
-
-    It starts from the server's model of that round, so one run gives a method's curve and that of its -FT
-    twin.
-    """
-    train: Annotated[int, Field(ge=0)] = 0
-    """Also take the loss of the server's model on so many training records, always the same ones.
-
-    It is exact: refused under a guarantee, except in a simulation (`privacy.entropy: seed`). `train_loss` is
-    another number: the mean of the clients' own losses while they train (for SAM, at the perturbed point).
-    """
-
-
-class Checkpoints(Section):
-    """How often the run is saved, and how many saves are kept."""
-
-    every: PositiveInt = 1
-    """Save after every so many rounds, and after the last."""
-    keep: Annotated[int, Field(ge=2)] = 2
-    """Newest saves that stay on disk."""
-
-
 def _engine_kind(value: Any) -> str | None:
     return value.get("kind", "auto") if isinstance(value, Mapping) else getattr(value, "kind", None)
 
@@ -506,7 +444,7 @@ class Config(Section):
     weights: Literal["uniform", "examples"] = "uniform"
     """How clients count in the mean: equally, or by their number of examples."""
     local: LocalTraining
-    server: Server = Server()
+    server: ServerSettings = ServerSettings()
     privacy: PrivacySettings | None = None
     evaluate: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()

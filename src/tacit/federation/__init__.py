@@ -7,7 +7,7 @@ from tacit.lazy import lazily
 if TYPE_CHECKING:
     from tacit.federation.result import Result
     from tacit.federation.run import Federation
-    from tacit.federation.server import Settings
+    from tacit.federation.settings import Settings
     from tacit.federation.tracking import Record, Tracker, read_metrics
 
 __all__ = [
@@ -24,7 +24,7 @@ __getattr__, __dir__ = lazily(
     {
         "tacit.federation.result": "Result",
         "tacit.federation.run": "Federation",
-        "tacit.federation.server": "Settings",
+        "tacit.federation.settings": "Settings",
         "tacit.federation.tracking": "Record Tracker read_metrics",
     },
 )

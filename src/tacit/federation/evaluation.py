@@ -12,14 +12,14 @@ from tacit.federation.tracking import Record
 
 def evaluation(server: Server, engine: Engine) -> Record:
     """Metrics on the common test set and, where the settings ask for them, of clients' own models."""
-    tune = server.settings.tune
+    tune = server.settings.evaluate.tune
     found: Record = engine.evaluate(server.message()) | _clients(server, engine, "personal", None)
     return found if tune is None else found | _clients(server, engine, "tuned", tune)
 
 
 def _clients(server: Server, engine: Engine, prefix: str, tune: Tune | None) -> Record:
     job = server.job
-    count = min(server.settings.evaluate_clients, len(job.population))
+    count = min(server.settings.evaluate.clients, len(job.population))
     if count == 0:
         return {}
     # The same clients every time, so that the curve shows training and not the draw.

@@ -21,7 +21,8 @@ from tacit.federation.evaluation import evaluation
 from tacit.federation.records import record_of
 from tacit.federation.result import Result
 from tacit.federation.round import run_round
-from tacit.federation.server import Server, Settings, on_host
+from tacit.federation.server import Server, on_host
+from tacit.federation.settings import Settings
 from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SEEN_SPENT, SPENT
@@ -58,7 +59,7 @@ class Federation:
         if job.privacy is not None:
             refuse_batch_norm(job.model, job.privacy.unit)
             refuse_weights(settings.weighted, job.privacy.unit)
-            if (settings.patience or settings.keep_best) and not job.privacy.simulated:
+            if (settings.evaluate.patience or settings.evaluate.keep_best) and not job.privacy.simulated:
                 raise UserError(
                     "evaluate.patience and keep_best choose by records, which no guarantee covers"
                 )
@@ -68,7 +69,7 @@ class Federation:
         self.server = Server(job, settings, self.mechanism.init(), self.mechanism.expected(clients) / clients)
         self.trackers: list[Tracker] = [Guarded(tracker) for tracker in trackers]
         self.stopped: str | None = None
-        self._watch = Watch(settings.patience)
+        self._watch = Watch(settings.evaluate.patience)
         self._saved = 0
         self._metrics_saved: dict[str, Any] | None = None
         self._spent: dict[str, Any] = {}
@@ -83,7 +84,7 @@ class Federation:
             self._begin()
             with stop_requested() as stop:
                 while server.round < settings.rounds and not stop() and self._round(engine):
-                    if server.round == settings.rounds or stop() or self._due(settings.checkpoint_every):
+                    if server.round == settings.rounds or stop() or self._due(settings.checkpoint.every):
                         self._save()
             mended = self._metrics.note is not None and server.round > 0
             if mended or (self.stopped is not None and server.round != self._saved):
@@ -114,7 +115,7 @@ class Federation:
         metrics = read_metrics(self.folder / "metrics.jsonl")
         finished = server.round == settings.rounds or self.stopped is not None
         kept = None
-        if finished and settings.keep_best and self._watch.round:
+        if finished and settings.evaluate.keep_best and self._watch.round:
             checkpoints.load_model(self.folder, self.job.model, self.job.algorithm.personal_part)
             kept = f"the best, {self._watch.text}"
         return Result(self.folder, self.job.model, metrics, finished, self.stopped, kept)
@@ -175,12 +176,12 @@ class Federation:
         if not self._withholds:
             record |= self._engine_facts()
         self._unrecorded, server.whole = record, True
-        if server.round == last or self._due(self.settings.evaluate_every):
+        if server.round == last or self._due(self.settings.evaluate.every):
             record |= evaluation(server, engine)
         seconds = time.perf_counter() - start
         server.seconds += seconds
         self._tell(record | {"seconds": round(seconds, 4)})
-        if self._watch.hear(record) and self.settings.keep_best:
+        if self._watch.hear(record) and self.settings.evaluate.keep_best:
             checkpoints.save(self.folder / checkpoints.BEST, self._checkpoint(), keep=1)
         return True
 
@@ -237,7 +238,7 @@ class Federation:
         saved = self._checkpoint()
         spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
         folder = self.folder / "checkpoint"
-        checkpoints.save(folder, saved, self.settings.keep_checkpoints)
+        checkpoints.save(folder, saved, self.settings.checkpoint.keep)
         self._saved = server.round
         server.saved({int(place.name) for place in checkpoints.finished(folder)})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,22 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.engine import (
-    EngineSettings,
-    InProcessSettings,
-    Job,
-    Local,
-    Order,
-    Participant,
-    Report,
-    Tune,
-)
+from tacit.engine import Job, Local, Order, Participant, Report
+from tacit.engine.device import devices
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
-from tacit.optimizers.schedules import Schedule
-from tacit.optimizers.server import OptimizerFactory, ServerOptimizer
+from tacit.federation.settings import Settings
+from tacit.optimizers.server import ServerOptimizer
 from tacit.privacy import Bounding, Ids
 from tacit.privacy.mechanisms.base import State
 from tacit.vector import (
@@ -41,33 +33,6 @@ from tacit.vector import (
 
 OPTIMIZER, MECHANISM = "optimizer.", "mechanism."
 """Prefixes of the server optimizer's and the mechanism's vectors in a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All of a run that is not its job (the model, data and algorithm) nor its privacy."""
-
-    rounds: int
-    lr: float
-    lr_schedule: Schedule
-    server_optimizer: str | OptimizerFactory = "sgd"
-    server_device: str = "cpu"
-    """Where the state lives and the step is computed: a mean goes there, a message comes from there."""
-    server_lr: float = 1.0
-    server_schedule: Schedule = field(default=lambda step: 1.0)
-    server_options: Mapping[str, Any] = field(default_factory=dict)
-    weighted: bool = False
-    evaluate_every: int = 1
-    evaluate_clients: int = 0
-    tune: Tune | None = None
-    """At every evaluation, also test each evaluated client after it has trained for itself alone."""
-    checkpoint_every: int = 1
-    keep_checkpoints: int = 2
-    patience: int | None = None
-    """Stop after so many tests without a better one."""
-    keep_best: bool = False
-    """Keep the model of the best test, and end with it."""
-    engine: EngineSettings = field(default_factory=InProcessSettings)
 
 
 @dataclass
@@ -108,15 +73,16 @@ class Server:
     def __init__(self, job: Job, settings: Settings, mechanism_state: State, fraction: float = 1.0) -> None:
         self.job, self.settings, self.layout = job, settings, job.layout
         self.mechanism_state, self.fraction = mechanism_state, fraction
-        self._device = settings.server_device
+        self._device = devices(settings.server.device, "server.device")[0]
+        self._lr_schedule = settings.server.schedule.over(settings.rounds)
         values = read_values(job.model, self.layout)
         self._personal = values[self.layout.shared :].clone()
         self.optimizer = ServerOptimizer(
-            settings.server_optimizer,
+            settings.optimizer or settings.server.optimizer,
             values[: self.layout.shared].float().to(self._device),
             self.layout,
-            settings.server_lr,
-            **settings.server_options,
+            settings.server.lr,
+            **settings.server.options,
         )
         state = job.algorithm.init(self.optimizer.theta, self.layout)
         self.state: Vectors = self._there({**state, **read_buffers(job.model)})
@@ -159,16 +125,13 @@ class Server:
 
     def order(self, attempt: int, bounding: Bounding | None) -> Order:
         """What the clients are to do in this round."""
-        settings, decay = self.settings, self._now(self.settings.lr_schedule)
+        settings, decay = self.settings, self.settings.lr_schedule(self.round)
         lr = settings.lr * decay
         return Order(self.round, lr, self.nominal_steps, decay, settings.weighted, attempt, bounding)
 
     def participants(self, clients: Ids) -> list[Participant]:
         """Clients, each with the version of its state that counts."""
         return [Participant(int(c), self.versions.get(int(c), NONE)) for c in clients]
-
-    def _now(self, schedule: Schedule) -> float:
-        return schedule(self.round)
 
     def step(self, mean: Vectors, lr: float, fraction: float) -> None:
         """The algorithm's server step: from the mean of the uploads to its next state."""
@@ -179,7 +142,7 @@ class Server:
             lr=lr,
             steps=self.nominal_steps,
             optimizer=self.optimizer,
-            lr_factor=self._now(self.settings.server_schedule),
+            lr_factor=self._lr_schedule(self.round),
             theta=self.state["theta"],
             local=self.job.local,
         )
