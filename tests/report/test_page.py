@@ -22,7 +22,8 @@ from command import tacit as cli
 from tacit.report import compare
 from tacit.report.board import Board
 from tacit.report.chart import Chart, Series, ticks
-from tacit.report.page import LARGEST, charts, page
+from tacit.report.curves import charts
+from tacit.report.page import LARGEST, page
 
 CLIENT = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "epsilon": 50.0}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

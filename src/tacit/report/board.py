@@ -22,7 +22,8 @@ from tacit.federation.checkpoint import LINEAGE
 from tacit.federation.passed import OBJECTS
 from tacit.federation.statements import STATEMENT
 from tacit.report.compare import CONFIG, Run, read_run, rows
-from tacit.report.page import body, last_stated, page, shell
+from tacit.report.guarantee import last_stated
+from tacit.report.page import body, page, shell
 
 READ = (CONFIG, "metrics.jsonl", STATEMENT, LINEAGE, OBJECTS, "result.json")
 """All that the board reads of a run."""
