@@ -13,8 +13,9 @@ from tacit.config.imports import PREFIX, made
 from tacit.config.schema import Config
 from tacit.data import Dataset, TextRecords, Tokenizer
 from tacit.data.augment import Augment
+from tacit.data.columns import Meaning
 from tacit.data.dataset import TABLE
-from tacit.data.own import TASKS, Meaning, from_columns
+from tacit.data.own import TASKS, from_columns
 from tacit.data.table import Format, read_table
 from tacit.data.tokens import BYTES, Bytes, from_folder
 from tacit.errors import UserError

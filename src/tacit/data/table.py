@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit.data.own import Columns
+from tacit.data.columns import Columns
 from tacit.errors import UserError
 
 

@@ -1,0 +1,271 @@
+"""From the cells of a row to what a model learns from: its input, its target, its user.
+
+Nothing is guessed: what does not fit is refused with its row.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.data.columns import Columns, Meaning
+from tacit.errors import UserError
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How labels become numbers."""
+
+    outputs: int
+    names: tuple[str, ...] = ()
+    codes: Mapping[Any, int] = field(default_factory=dict)
+    tokens: tuple[str, ...] = ()
+    """Of speech: the characters of transcripts."""
+
+
+def coding_of(columns: Columns, meaning: Meaning) -> Coding:
+    if meaning.label is None:
+        return Coding(0)
+    values = columns.column(meaning.label, "label")
+    if meaning.task == "speech":
+        from tacit.data.speech.tokens import alphabet
+
+        letters = alphabet(meaning.language).tokens
+        return Coding(len(letters), tokens=tuple(letters))
+    if meaning.task == "regression":
+        first = next((v for v in values if v is not None), 0.0)
+        return Coding(int(np.size(first)))
+    if meaning.task == "token-classification":
+        flat = [_plain(v) for row in values if not _missing(row) for v in np.ravel(row)]
+        if any(isinstance(v, str) for v in flat):
+            tags = sorted({str(v) for v in flat})
+            return Coding(len(tags), tuple(tags), {tag: n for n, tag in enumerate(tags)})
+        return Coding(max((int(v) for v in flat if int(v) >= 0), default=0) + 1)
+    known: set[Any] = set()
+    if meaning.task == "multi-label" and np.ndim(values[0]) == 1 and not isinstance(values[0][0:1], str):
+        if all(len(row) == len(values[0]) and set(np.unique(row).tolist()) <= {0, 1} for row in values):
+            return Coding(len(values[0]))
+        known = {_plain(v) for row in values for v in row}
+    else:
+        for row, value in enumerate(values):
+            plain = _plain(value)
+            if isinstance(plain, float) and not plain.is_integer() and not math.isnan(plain):
+                raise UserError(
+                    f"label: column {meaning.label!r} holds {plain:g} ({columns.where(row)}), which is no "
+                    "class; set task: regression for numbers"
+                )
+            if not _missing(plain):
+                known.add(int(plain) if isinstance(plain, float) else plain)
+    if len({type(v) for v in known}) > 1:
+        raise UserError(
+            f"label: column {meaning.label!r} holds both numbers and words; make them all one kind"
+        )
+    ordered = sorted(known)
+    return Coding(len(ordered), tuple(str(v) for v in ordered), {v: n for n, v in enumerate(ordered)})
+
+
+def _plain(value: Any) -> Any:
+    return (
+        value.item()
+        if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim)
+        else value
+    )
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
+    if meaning.text:
+        texts = [columns.column(name, "text")[row] for name in meaning.text]
+        if meaning.task == "token-classification":
+            return _words(texts, columns.where(row))
+        for name, text in zip(meaning.text, texts, strict=True):
+            if not isinstance(text, str):
+                raise UserError(
+                    f"text: {columns.where(row)}: column {name!r} holds {text!r}, which is no text"
+                )
+        return texts
+    if meaning.image is not None:
+        return _picture(columns.column(meaning.image, "image")[row], meaning.size, columns.where(row))
+    if meaning.audio is not None:
+        wave = _wave(columns.column(meaning.audio, "audio")[row], columns.where(row))
+        return wave if meaning.task == "speech" else _heard(wave, float(meaning.seconds or 0))
+    values = [columns.column(name, "features")[row] for name in meaning.features]
+    if len(values) == 1 and np.ndim(values[0]):
+        found = np.asarray(values[0])
+        if found.dtype == object or found.dtype.kind not in "fiub":
+            raise UserError(f"features: {columns.where(row)} holds {found.dtype}, not numbers")
+        if found.dtype.kind in "iub" and meaning.task == "token-classification":
+            return found.astype(np.int64)
+        found = found.astype(np.float32)
+        if not np.isfinite(found).all():
+            place = tuple(int(i) for i in np.argwhere(~np.isfinite(found))[0])
+            raise UserError(
+                f"features: {columns.where(row)}: place {place} is {found[place]}, not a finite number"
+            )
+        return found
+    numbers = []
+    for name, value in zip(meaning.features, values, strict=True):
+        try:
+            numbers.append(float(value))
+        except (TypeError, ValueError):
+            what = "missing" if value is None else f"{value!r}, not a number"
+            raise UserError(
+                f"features: {columns.where(row)}: column {name!r} is {what}; mend it, or skip"
+            ) from None
+        if not math.isfinite(numbers[-1]):
+            raise UserError(
+                f"features: {columns.where(row)}: column {name!r} is {numbers[-1]}, not a finite number; "
+                "mend it, or skip such rows (on_bad: skip)"
+            )
+    return np.asarray(numbers, np.float32)
+
+
+def _words(texts: list[Any], where: str) -> list[str]:
+    """One text as its words."""
+    if len(texts) != 1:
+        raise UserError("text: a class for each word is for one column of texts, not for pairs")
+    words = texts[0].tolist() if isinstance(texts[0], np.ndarray) else texts[0]
+    if not isinstance(words, list | tuple) or not all(isinstance(word, str) and word for word in words):
+        raise UserError(
+            f"text: {where}: a class for each word needs a list of words, like ['Ann', 'ran'] (got {words!r})"
+        )
+    if not words:
+        raise UserError(f"text: {where}: there is no word in it")
+    return list(words)
+
+
+def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> Any:
+    assert meaning.label is not None
+    value = _plain(columns.column(meaning.label, "label")[row])
+    if _missing(value):
+        raise UserError(f"label: {columns.where(row)}: column {meaning.label!r} is missing")
+    if meaning.task == "speech":
+        from tacit.data.speech.tokens import UnknownCharacters, alphabet
+
+        try:
+            return alphabet(meaning.language).encode(alphabet(meaning.language).normalise(str(value)))
+        except UnknownCharacters as error:
+            raise UserError(f"label: {columns.where(row)}: {error}") from None
+    if meaning.task == "regression":
+        try:
+            number = np.asarray(value, np.float32)
+        except (TypeError, ValueError):
+            raise UserError(f"label: {columns.where(row)}: {value!r} is not a number") from None
+        if not np.isfinite(number).all():
+            raise UserError(f"label: {columns.where(row)}: {value!r} is not a finite number")
+        return number
+    if meaning.task == "token-classification":
+        tags = [_code(coding, str(v), columns, row) for v in value] if coding.codes else value
+        found = np.asarray(tags, np.int64)
+        if meaning.text and len(found) != (words := len(columns.column(meaning.text[0], "text")[row])):
+            raise UserError(f"label: {columns.where(row)}: {len(found)} classes for {words} words")
+        return found
+    if meaning.task == "multi-label":
+        if not coding.codes:
+            return np.asarray(value, np.float32)
+        hot = np.zeros(coding.outputs, np.float32)
+        for one in value:
+            hot[_code(coding, _plain(one), columns, row)] = 1.0
+        return hot
+    return _code(coding, int(value) if isinstance(value, float) else value, columns, row)
+
+
+def _code(coding: Coding, value: Any, columns: Columns, row: int) -> int:
+    if value not in coding.codes:
+        raise UserError(
+            f"label: {columns.where(row)}: class {value!r} is in no training record; known: "
+            f"{', '.join(coding.names[:8])}{' …' if len(coding.names) > 8 else ''}"
+        )
+    return coding.codes[value]
+
+
+def user_of(columns: Columns, meaning: Meaning, row: int) -> Any:
+    assert meaning.user is not None
+    value = _plain(columns.values[meaning.user][row])
+    if _missing(value) or value == "":
+        raise UserError(
+            f"user: {columns.where(row)}: column {meaning.user!r} is missing; whose record is it?"
+        )
+    return value
+
+
+def _wave(value: Any, where: str) -> NDArray[np.float32]:
+    """A sound as one channel at 16 kHz."""
+    from tacit.data.speech.audio import BadAudio, read, resample
+    from tacit.data.speech.features import RATE, WINDOW
+
+    rate = RATE
+    if isinstance(value, Mapping) and value.get("array") is not None:
+        value, rate = value["array"], int(value["sampling_rate"])
+    elif isinstance(value, Mapping):  # as `datasets` keeps undecoded sounds
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str | Path | bytes):
+        try:
+            return read(Path(value) if isinstance(value, str) else value)
+        except BadAudio as error:
+            shown = "it" if isinstance(value, bytes) else f"{str(value)!r}"
+            raise UserError(f"audio: {where}: {shown} is no sound that can be used: {error}") from None
+    wave = np.asarray(value, np.float32) if np.ndim(value) == 1 else None
+    if wave is None or not np.isfinite(wave).all() or len(wave) * RATE < WINDOW * rate:
+        raise UserError(
+            f"audio: {where}: a sound is a file, {{array, sampling_rate}}, or one row of finite samples, of "
+            "25 ms or more"
+        )
+    return resample(wave, rate)
+
+
+def _heard(wave: NDArray[np.float32], seconds: float) -> NDArray[np.float32]:
+    """Log-mel features of its first seconds, [1, frames, 80]; what is beyond its end is zero."""
+    import torch
+
+    from tacit.data.speech.features import RATE, log_mel
+
+    samples = round(seconds * RATE)
+    cut = torch.zeros(1, samples)
+    own = min(len(wave), samples)
+    cut[0, :own] = torch.from_numpy(wave[:own])
+    found, _ = log_mel(cut, torch.tensor([own]))
+    heard: NDArray[np.float32] = found.numpy()
+    return heard
+
+
+def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:
+    """[C, H, W]: pixels as uint8, or an array of floats as it is."""
+    from PIL import Image, UnidentifiedImageError
+
+    if isinstance(value, np.ndarray) or (
+        hasattr(value, "__array_interface__") and not hasattr(value, "convert")
+    ):
+        found = np.asarray(value)
+        found = found[None] if found.ndim == 2 else found
+        if found.ndim != 3:
+            raise UserError(f"image: {where} has shape {found.shape}; a picture is [channels, height, width]")
+        if found.shape[-1] in (1, 3) and found.shape[0] not in (1, 3):
+            found = found.transpose(2, 0, 1)
+        if found.dtype == np.uint8:
+            return found
+        found = found.astype(np.float32)
+        if not np.isfinite(found).all():
+            raise UserError(f"image: {where} holds values that are not finite numbers")
+        return found
+    try:
+        if isinstance(value, Mapping):  # as `datasets` keeps undecoded pictures
+            value = io.BytesIO(value["bytes"]) if value.get("bytes") else value["path"]
+        picture = value if hasattr(value, "convert") else Image.open(value)
+        picture = picture.convert("L" if picture.mode in ("1", "L", "I;16", "I") else "RGB")
+        if size is not None:
+            picture = picture.resize((size, size))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UnidentifiedImageError) as error:
+        raise UserError(f"image: {where}: {value!r} cannot be read as a picture ({error})") from None
+    pixels = np.asarray(picture, np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -1,0 +1,125 @@
+"""Tables, arrays, lists and the objects of other libraries, all as columns; and what the columns mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.data.tokens import Tokenizer
+from tacit.errors import UserError
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns by name, with a way to say where a row came from."""
+
+    values: Mapping[str, Sequence[Any]]
+    where: Callable[[int], str] = field(default=lambda row: f"row {row}")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values()), ()))
+
+    def column(self, name: str, what: str) -> Sequence[Any]:
+        if name not in self.values:
+            raise UserError(f"{what}: there is no column {name!r}; the data have {', '.join(self.values)}")
+        return self.values[name]
+
+    def take(self, rows: NDArray[np.int64]) -> Columns:
+        chosen = {name: [column[i] for i in rows] for name, column in self.values.items()}
+        return Columns(chosen, lambda row: self.where(int(rows[row])))
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the columns are; see `dataset`."""
+
+    features: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    image: str | None = None
+    label: str | None = None
+    user: str | None = None
+    task: str = "classification"
+    tokenizer: Tokenizer | None = None
+    max_length: int = 128
+    size: int | None = None
+    mean: Sequence[float] | float | None = None
+    std: Sequence[float] | float | None = None
+    skip_bad: bool = False
+    audio: str | None = None
+    seconds: float | None = None
+    language: str = "en"
+
+
+def columns_of(source: Any, what: str) -> Columns:
+    """Columns of a DataFrame, a `datasets` object, a dict of columns or a list of rows."""
+    if isinstance(source, Columns):
+        return source
+    if isinstance(source, Mapping):
+        return _checked({str(key): value for key, value in source.items()}, what)
+    library = type(source).__module__.split(".")[0]
+    if library == "pandas":
+        return _checked({str(name): source[name].to_numpy() for name in source.columns}, what)
+    if library == "polars":
+        return _checked({str(name): source[name].to_list() for name in source.columns}, what)
+    if hasattr(source, "column_names") and hasattr(source, "features"):
+        return _checked({name: _named_classes(source, name) for name in source.column_names}, what)
+    if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
+        names = list(dict.fromkeys(key for row in source for key in row))
+        return _checked({str(n): [row.get(n) for row in source] for n in names}, what)
+    raise UserError(
+        f"{what}: a {type(source).__name__} is not known as data; give a DataFrame, a datasets object, a "
+        "torch Dataset, a pair (x, y), a list of rows as dicts, or a dict of columns"
+    )
+
+
+def _named_classes(source: Any, name: str) -> Sequence[Any]:
+    """A column of a `datasets` object; classes by their names, which it knows."""
+    values, feature = source[name], source.features[name]
+    names = getattr(feature, "names", None)
+    return [names[v] if v is not None and v >= 0 else None for v in values] if names else list(values)
+
+
+def _checked(values: dict[str, Sequence[Any]], what: str) -> Columns:
+    lengths = {name: len(column) for name, column in values.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(f"{what}: columns differ in length ({told})")
+    return Columns(values)
+
+
+def are_columns(source: Mapping[Any, Any]) -> bool:
+    """Whether a mapping holds columns, and not the splits of a data set."""
+    return not all(hasattr(part, "column_names") or hasattr(part, "columns") for part in source.values())
+
+
+def pair_of(source: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
+    """(x, y) of a pair of arrays, or of a torch data set of pairs; None of anything else."""
+    if isinstance(source, tuple) and len(source) == 2:
+        return _array_like(source[0]), _array_like(source[1])
+    from torch.utils.data import Dataset as TorchDataset
+
+    if isinstance(source, TorchDataset):
+        items = [source[i] for i in range(len(source))]  # type: ignore[arg-type]
+        if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+            raise UserError("source: a torch Dataset must give pairs (x, y)")
+        return [_array_like(x) for x, _ in items], [_array_like(y) for _, y in items]
+    return None
+
+
+def _array_like(value: Any) -> Any:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def refuse_pair(test: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    raise UserError(f"test: the training data are a pair (x, y), and this is a {type(test).__name__}")
+
+
+def of_pair(pair: tuple[Sequence[Any], Sequence[Any]], users: Sequence[Any] | None, what: str) -> Columns:
+    values: dict[str, Sequence[Any]] = {"x": pair[0], "y": pair[1]}
+    if users is not None:
+        values["user"] = users
+    return _checked(values, what)
