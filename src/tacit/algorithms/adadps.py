@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.algorithms.base import Algorithm, Round, Work
+from tacit.algorithms.base import Algorithm, Decay, Round, Work
 from tacit.vector import Layout, Vectors
 
 
@@ -22,7 +22,7 @@ class AdaDPS(Algorithm):
     `data.public`. v depends on private data only through y, so it needs no noise of its own.
     """
 
-    beta: float = 0.9
+    beta: Decay = 0.9
     eps: float = 1e-3
 
     @property

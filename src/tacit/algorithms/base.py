@@ -10,11 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from torch import Tensor
 
 from tacit.vector import Layout, Vectors
+
+
+@dataclass(frozen=True)
+class Below:
+    """Declares, in the type of an algorithm's option, what the option must be less than."""
+
+    limit: float
+
+
+Decay = Annotated[float, Below(1.0)]
+"""The factor of a moving average: a β or a momentum, in [0, 1). Other numbers are 0 or more."""
 
 
 class Work(Protocol):

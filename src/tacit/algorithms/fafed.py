@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.algorithms.base import Algorithm, Round, Work
+from tacit.algorithms.base import Algorithm, Decay, Round, Work
 from tacit.vector import Layout, Vectors
 
 
@@ -23,7 +23,7 @@ class FAFED(Algorithm):
     """
 
     a: float = 0.1
-    beta: float = 0.999
+    beta: Decay = 0.999
     rho: float = 1e-3
 
     @property

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tacit.algorithms.base import Algorithm, Round, Work
+from tacit.algorithms.base import Algorithm, Decay, Round, Work
 from tacit.vector import Layout, Vectors
 from tacit.vector.blocks import Blocks, Kind, blocks
 
@@ -43,8 +43,8 @@ class FedAdamW(Algorithm):
     traffic, and by Jensen's inequality no first step is longer than about η, as Adam's own.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
     decoupled: bool = True
@@ -150,7 +150,7 @@ class FedAdamWTheory(Algorithm):
     """
 
     alpha: float = 0.5
-    beta2: float = 0.999
+    beta2: Decay = 0.999
     eps: float = 1e-8
     gamma: float = 1.0
     blocks: Kind = "architecture"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tacit.algorithms.base import Algorithm, Work
+from tacit.algorithms.base import Algorithm, Decay, Work
 from tacit.vector import Vectors
 
 
@@ -20,7 +20,7 @@ class FedAvg(Algorithm):
     With `momentum` β the local step is heavy-ball, u = β u + g; y −= η u, with u = 0 at the start of a round.
     """
 
-    momentum: float = 0.0
+    momentum: Decay = 0.0
 
     def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]

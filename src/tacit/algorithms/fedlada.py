@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.algorithms.base import Algorithm, Round, Work
+from tacit.algorithms.base import Algorithm, Decay, Round, Work
 from tacit.vector import Layout, Vectors
 
 
@@ -22,8 +22,8 @@ class FedLADA(Algorithm):
     """
 
     alpha: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.999
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
     eps: float = 1e-8
 
     @property

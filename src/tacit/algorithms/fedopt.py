@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tacit.algorithms.base import Round
+from tacit.algorithms.base import Decay, Round
 from tacit.algorithms.fedavg import FedAvg
 from tacit.vector import Layout, Vectors
 
@@ -25,8 +25,8 @@ class FedOpt(FedAvg):
 
     rule: Literal["adam", "yogi", "adagrad"] = "adam"
     lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
     tau: float = 1e-3
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.algorithms.base import Algorithm, Work
+from tacit.algorithms.base import Algorithm, Decay, Work
 from tacit.vector import Vectors
 
 
@@ -24,7 +24,7 @@ class FedSAM(Algorithm):
     """
 
     rho: float = 0.05
-    momentum: float = 0.0
+    momentum: Decay = 0.0
     fresh: bool = False
 
     @property

@@ -12,7 +12,7 @@ from typing import Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from tacit.algorithms.base import Algorithm, Work
+from tacit.algorithms.base import Algorithm, Decay, Work
 from tacit.optimizers import Lamb, Lars
 from tacit.vector import Vectors
 
@@ -26,9 +26,9 @@ class FedLayerwise(Algorithm):
     """
 
     rule: Literal["lars", "lamb"] = "lamb"
-    momentum: float = 0.9
-    beta1: float = 0.9
-    beta2: float = 0.999
+    momentum: Decay = 0.9
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
     eps: float = 1e-6
     trust_coefficient: float = 1e-3
 

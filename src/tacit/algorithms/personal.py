@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tacit.algorithms.base import Algorithm, Work
+from tacit.algorithms.base import Algorithm, Decay, Work
 from tacit.algorithms.fedsam import sharpness_aware
 from tacit.vector import Vectors
 
@@ -25,7 +25,7 @@ class DP2FedSAM(Algorithm):
 
     rho: float = 0.1
     head_lr: float = 0.005
-    momentum: float = 0.0
+    momentum: Decay = 0.0
     personal: tuple[str, ...] = ("head",)
     head_epochs: int = 0
     body_epochs: int = 0

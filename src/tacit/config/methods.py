@@ -6,11 +6,12 @@ config's own, so every default can be overridden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from tacit.config.imports import PREFIX, made
 from tacit.config.merging import merged
@@ -46,6 +47,8 @@ class Method:
         return str(self.settings.get("privacy", {}).get("unit", "none"))
 
 
+PAPERS = {"000": "DP-FedAdamW", "002": "DP²-FedSAM", "003": "user-level DP for speech", "004": "FedAdamW"}
+"""The papers by the numbers that `paper` has."""
 EXAMPLE = {"privacy": {"unit": "example", "clip": {"bound": 0.1}, "noise": 1.0, "delta": 1e-5}}
 """Paper 000: C 0.1, σ 1."""
 CLIENT = {
@@ -156,7 +159,8 @@ def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
             raise UserError(f"method.import: {name} gives a {type(own).__name__}, not a tacit.Algorithm")
         return own
     method = find(name)
-    known = {f.name: get_type_hints(method.algorithm)[f.name] for f in fields(method.algorithm)}
+    hints = get_type_hints(method.algorithm, include_extras=True)
+    known = {f.name: hints[f.name] for f in fields(method.algorithm)}
     chosen = dict(options)
     for option, value in options.items():
         if option not in known:
@@ -167,11 +171,13 @@ def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     return method.algorithm(**{**method.options, **chosen})
 
 
-def _checked(option: str, value: Any, kind: Any) -> Any:
+def _checked(option: str, value: Any, declared: Any) -> Any:
+    """An option's value, if it is what the algorithm's field declares."""
+    kind, *limits = get_args(declared) if get_origin(declared) is Annotated else [declared]
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"method.{option}: must be a number (got {value!r})")
-        below = 1.0 if option.startswith("beta") or option == "momentum" else float("inf")
+        below = min((limit.limit for limit in limits), default=math.inf)
         if not 0 <= value < below:
             raise UserError(f"method.{option}: must be in [0, {below:g}) (got {value!r})")
         return float(value)
