@@ -20,7 +20,7 @@ from tacit.config.build import build_dataset, build_population
 from tacit.data import check, load, partition
 from tacit.data.speech import corpora, hub, sources
 from tacit.data.speech.audio import BadAudio, read, resample
-from tacit.data.speech.corpora import Columns, Utterance, divide
+from tacit.data.speech.corpora import SpeechColumns, Utterance, divide
 from tacit.data.speech.features import log_mel
 from tacit.data.speech.tiny import wave
 from tacit.data.speech.tokens import alphabet
@@ -130,7 +130,7 @@ def test_a_data_set_of_the_hub_is_read_from_its_bytes() -> None:
         columns = {"audio": sound, "sentence": ["Dad."] * len(names), "client_id": names}
         return datasets.Dataset.from_dict(columns).cast_column("audio", datasets.Audio())
 
-    found = list(hub.utterances({"train": table(["a", "b"]), "test": table(["c"])}, Columns()))
+    found = list(hub.utterances({"train": table(["a", "b"]), "test": table(["c"])}, SpeechColumns()))
     assert [(u.name, u.speaker, u.split, u.text) for u in found] == [
         ("train[0]", "a", "train", "Dad."),
         ("train[1]", "b", "train", "Dad."),
@@ -139,7 +139,7 @@ def test_a_data_set_of_the_hub_is_read_from_its_bytes() -> None:
     audio = found[1].audio
     assert callable(audio) and np.abs(read(audio()) - wave("dad", 1.1)).max() < 1e-3
     with pytest.raises(UserError, match=r"no column 'speaker'; name one of .* as data.speech.speaker"):
-        list(hub.utterances({"train": table(["a"]).remove_columns("client_id")}, Columns()))
+        list(hub.utterances({"train": table(["a"]).remove_columns("client_id")}, SpeechColumns()))
 
 
 def damaged(folder: Path) -> list[dict[str, str]]:
@@ -409,10 +409,10 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no column 'text'; name one of file, words as data.speech.text"):
         corpora.find(tmp_path)
     with pytest.raises(UserError, match="no column 'speaker'"):
-        corpora.find(tmp_path, columns=Columns(text="words"))
+        corpora.find(tmp_path, columns=SpeechColumns(text="words"))
     (tmp_path / "manifest.csv").write_text("file,words,user\na.wav,hello,\n")
     with pytest.raises(UserError, match="entry 1 lacks its user"):
-        corpora.find(tmp_path, columns=Columns(text="words"))
+        corpora.find(tmp_path, columns=SpeechColumns(text="words"))
     (tmp_path / "bad.jsonl").write_text('{"path": "a.wav"\n')
     with pytest.raises(UserError, match="line 1 is not JSON"):
         corpora.find(tmp_path / "bad.jsonl")

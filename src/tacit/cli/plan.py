@@ -18,7 +18,7 @@ from tacit.errors import UserError
 
 if TYPE_CHECKING:
     from tacit.privacy.accountants import Epsilon
-    from tacit.privacy.answers import Answer
+    from tacit.privacy.answers import Answer, Question
     from tacit.privacy.conventions import Scale
 
 
@@ -158,10 +158,8 @@ def plan(
     if overrides:
         raise UserError("--set changes a config's settings; give its file, or the options by name")
     from tacit.cli.plan_table import numbers
-    from tacit.privacy.answers import Question, answer, around
-    from tacit.privacy.conventions import from_sum
+    from tacit.privacy.answers import Question
     from tacit.privacy.tables import SAMPLINGS, TURNS
-    from tacit.privacy.tuning import tuned_epsilon
 
     asked: dict[str, list[Any]] = {
         name: numbers(text, name, whole)
@@ -247,10 +245,30 @@ def plan(
         return
     if csv is not None or picture is not None:
         raise UserError("--csv and --picture are of a table: give a list, such as --cohort 1e3,5e3")
+    _one(question, metrics, trials, table, at, dropout, parameters, clip, compare_closed_form, as_json)
+
+
+def _one(
+    question: Question,
+    metrics: float | None,
+    trials: float | None,
+    table: bool,
+    at: list[str],
+    dropout: float | None,
+    parameters: int | None,
+    clip: float | None,
+    compare_closed_form: bool,
+    as_json: bool,
+) -> None:
+    """One plan, and whatever else was asked about it."""
+    from tacit.privacy.answers import answer, around
+    from tacit.privacy.conventions import from_sum
+    from tacit.privacy.tuning import tuned_epsilon
+
     with naming_options():
         found = answer(question)
     split = _split(found, metrics)
-    tuned = None if trials is None else tuned_epsilon({found.event: found.times}, delta, trials)
+    tuned = None if trials is None else tuned_epsilon({found.event: found.times}, question.delta, trials)
     grid = around(found) if table else None
     larger = _larger(found, at)
     vanished = _vanished(found, dropout)

@@ -17,7 +17,7 @@ from rich.progress import (
 
 
 class Bar:
-    """A bar in a terminal; elsewhere a line every half minute (a `tacit.sweeps.Watch`)."""
+    """A bar in a terminal; elsewhere a line every half minute (a `tacit.sweeps.SweepWatch`)."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._said = console, time.monotonic()

@@ -21,15 +21,14 @@ from tacit.config.schema import (
     ClassesPerClient,
     Config,
     Dirichlet,
+    HeldByOwners,
     Iid,
     Natural,
     NoiseStatedOn,
-    Owners,
 )
 from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
-from tacit.deploy import FlowerSettings, Looks, Roster
-from tacit.deploy import Owners as OwnersPopulation
+from tacit.deploy import FlowerSettings, Looks, Owners, Roster
 from tacit.deploy.states import RemoteStates
 from tacit.engine import ClientStates, DirectoryStates, EngineSettings, Job, Local
 from tacit.engine.local import workload
@@ -84,7 +83,7 @@ def build_population(
         _, private = split_public(config, dataset)
     rng = randomness.generator(config.seed, "partition")
     kind = config.data.partition
-    if isinstance(kind, Owners):
+    if isinstance(kind, HeldByOwners):
         return _owners(config, kind, dataset)
     if isinstance(kind, Iid):
         parts = partition.iid(len(private), kind.clients, rng)
@@ -111,7 +110,7 @@ def build_population(
     )
 
 
-def _owners(config: Config, kind: Owners, dataset: Dataset) -> Population:
+def _owners(config: Config, kind: HeldByOwners, dataset: Dataset) -> Population:
     """The clients of a federation of real ones, as its server knows them."""
     if not isinstance(config.engine, FlowerSettings):
         raise UserError(
@@ -124,7 +123,7 @@ def _owners(config: Config, kind: Owners, dataset: Dataset) -> Population:
             "with their owners; leave them out"
         )
     roster = Roster.read(Path(config.engine.federation).expanduser()).first(kind.clients)
-    return OwnersPopulation(roster, Looks(dataset.shape, dataset.classes, dataset.label_names))
+    return Owners(roster, Looks(dataset.shape, dataset.classes, dataset.label_names))
 
 
 def validation_records(population: Population, dataset: Dataset) -> Records:
@@ -217,7 +216,7 @@ def build_job(
     public, private = split_public(config, dataset)
     population = population or build_population(config, dataset, private)
     states: ClientStates = DirectoryStates(folder / STATES)
-    if isinstance(population, OwnersPopulation):
+    if isinstance(population, Owners):
         states = RemoteStates(folder / STATES)
     validating = config.evaluate.split == "validation"
     if validating and not config.data.validation and dataset.validation is None:
@@ -454,7 +453,7 @@ def build_privacy(
             "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to "
             "keep records apart; set it to bf16, or privacy.unit to client"
         )
-    if section.unit == "client" and isinstance(population, OwnersPopulation):
+    if section.unit == "client" and isinstance(population, Owners):
         options["deployed"] = True
     metrics = section.metrics
     if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):

@@ -20,8 +20,6 @@ from tacit.errors import UserError
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
 
-Settings = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
 class Method:
@@ -33,7 +31,7 @@ class Method:
     paper: str
     """Which of the papers runs it (000 to 004 as in the recipes), or where it comes from."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    settings: Settings = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     """Parts of a config that come with it."""
 
     @property

@@ -78,7 +78,7 @@ class Natural(Section):
     """
 
 
-class Owners(Section):
+class HeldByOwners(Section):
     """Records stay with their owners, the first so many of the federation's roster (`engine.kind: flower`).
 
     The data section then describes what the server has: records to test on, and how they are prepared.
@@ -88,7 +88,9 @@ class Owners(Section):
     clients: PositiveInt
 
 
-Partition = Annotated[Iid | Dirichlet | ClassesPerClient | Natural | Owners, Field(discriminator="kind")]
+PartitionChoice = Annotated[
+    Iid | Dirichlet | ClassesPerClient | Natural | HeldByOwners, Field(discriminator="kind")
+]
 
 
 class Named(BaseModel):
@@ -190,7 +192,7 @@ class Data(Section):
     """A known data set, `hf:NAME`, `folder`, `table`, `csv`, `parquet`, `json` or `speech`."""
     path: str | None = None
     """A folder or file that holds the data set, instead of fetching it."""
-    partition: Partition
+    partition: PartitionChoice
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's records kept for its own test split (0.1 for personalised evaluation)."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -197,7 +197,7 @@ def load(
         assert tokens is not None
         text_sets.obtain(KNOWN_TEXT[name], where)
         return _texts(name, name, tokens)
-    columns = hub.Columns(image, label, user, tuple(text), labelled or not text)
+    columns = hub.ColumnNames(image, label, user, tuple(text), labelled or not text)
     return _generic(name, where, offline, columns, pictures, tokens)
 
 
@@ -305,7 +305,7 @@ def _generic(
     name: str,
     path: Path | None,
     offline: bool,
-    columns: hub.Columns,
+    columns: hub.ColumnNames,
     pictures: Pictures,
     tokens: Tokenisation | None,
 ) -> Dataset:

@@ -36,7 +36,7 @@ class _Unequal(Exception):
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """Which columns hold a record's parts. Picture and class are guessed where None; a text or user never."""
 
     image: str | None = None
@@ -56,7 +56,7 @@ class Source:
     where: str | Path
 
 
-def key(source: Source, columns: Columns, size: int | None) -> str:
+def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     """A cache key that changes with the name, the options and, for files, with any of them."""
     where, files = source.where, []
     if isinstance(where, Path):
@@ -74,7 +74,7 @@ def download_known(name: str) -> Arrays:
     arrays: Arrays = {}
     for split in ("train", "test"):
         table = splits[split]
-        columns = _guess(table, Columns())
+        columns = _guess(table, ColumnNames())
         arrays[f"{split}_x"] = np.empty((len(table), *_shape(table, columns)), np.uint8)
         _fill(arrays[f"{split}_x"], table, columns, None)
         arrays[f"{split}_y"] = np.asarray(table[columns.label], np.int64)
@@ -82,7 +82,7 @@ def download_known(name: str) -> Arrays:
 
 
 def convert(
-    source: Source, columns: Columns, size: int | None, offline: bool, into: Path, about: dict[str, Any]
+    source: Source, columns: ColumnNames, size: int | None, offline: bool, into: Path, about: dict[str, Any]
 ) -> None:
     """Write `train_x.npy` (or texts), `train_y.npy`, …, `test_users.npy` into a folder; note the rest."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -97,7 +97,7 @@ def convert(
 
 
 def _write(
-    train: Any, test: Any, columns: Columns, size: int | None, into: Path, about: dict[str, Any]
+    train: Any, test: Any, columns: ColumnNames, size: int | None, into: Path, about: dict[str, Any]
 ) -> None:
     codes, about["classes"] = _classes(train, columns) if columns.label else (None, 0)
     if not columns.text:
@@ -119,7 +119,7 @@ def _texts(table: Any, column: str) -> Iterable[str]:
         yield row[column]
 
 
-def _write_pictures(tables: dict[str, Any], columns: Columns, size: int | None, into: Path) -> None:
+def _write_pictures(tables: dict[str, Any], columns: ColumnNames, size: int | None, into: Path) -> None:
     """Pictures that are all of one size, and no larger than `size`, are kept as they are: enlarging a batch
     takes no time, and enlarged pictures would take fifty times the space. Others are resized here, once.
     """
@@ -135,7 +135,7 @@ def _write_pictures(tables: dict[str, Any], columns: Columns, size: int | None, 
 
 
 def _fill_all(
-    tables: dict[str, Any], columns: Columns, shape: tuple[int, int, int], size: int | None, into: Path
+    tables: dict[str, Any], columns: ColumnNames, shape: tuple[int, int, int], size: int | None, into: Path
 ) -> None:
     for split, table in tables.items():
         x = np.lib.format.open_memmap(into / f"{split}_x.npy", "w+", np.uint8, (len(table), *shape))
@@ -171,7 +171,7 @@ def _from_files(source: Source, scratch: str) -> Any:
         raise UserError(f"{where} cannot be read as {what} ({first_line(error)})") from None
 
 
-def _train_and_test(splits: Any, train: Any, columns: Columns) -> tuple[Any, Any]:
+def _train_and_test(splits: Any, train: Any, columns: ColumnNames) -> tuple[Any, Any]:
     """What to test on: the test split, unless its labels are kept secret (GLUE's are all −1), or the next."""
     for name in ("test", "validation", "validation_matched"):
         if name in splits and splits[name] is not train:
@@ -182,7 +182,7 @@ def _train_and_test(splits: Any, train: Any, columns: Columns) -> tuple[Any, Any
     return cut["train"], cut["test"]
 
 
-def _guess(table: Any, columns: Columns) -> Columns:
+def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
     """Fill in the picture's and the class's column: by type where just one has it, else by usual name."""
     kinds = {name: type(feature).__name__ for name, feature in table.features.items()}
     for given in (columns.image, columns.label, columns.user, *columns.text):
@@ -207,12 +207,12 @@ def _guess(table: Any, columns: Columns) -> Columns:
     return replace(columns, image=image, label=label)
 
 
-def _shape(table: Any, columns: Columns) -> tuple[int, int, int]:
+def _shape(table: Any, columns: ColumnNames) -> tuple[int, int, int]:
     first = table[0][columns.image]
     return 1 if first.mode in ("1", "L", "I;16", "I") else 3, first.height, first.width
 
 
-def _fill(x: NDArray[np.uint8], table: Any, columns: Columns, size: int | None) -> None:
+def _fill(x: NDArray[np.uint8], table: Any, columns: ColumnNames, size: int | None) -> None:
     channels, height, width = x.shape[1:]
     mode = "L" if channels == 1 else "RGB"
     console = Console(stderr=True)
@@ -226,7 +226,7 @@ def _fill(x: NDArray[np.uint8], table: Any, columns: Columns, size: int | None) 
         x[i] = np.asarray(picture).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _classes(table: Any, columns: Columns) -> tuple[NDArray[Any] | None, int]:
+def _classes(table: Any, columns: ColumnNames) -> tuple[NDArray[Any] | None, int]:
     """The label values in order where they have to be numbered, and the number of classes."""
     feature = table.features[columns.label]
     if hasattr(feature, "num_classes"):
@@ -235,7 +235,7 @@ def _classes(table: Any, columns: Columns) -> tuple[NDArray[Any] | None, int]:
     return values, len(values)
 
 
-def _labels(table: Any, columns: Columns, codes: NDArray[Any] | None) -> NDArray[np.int64]:
+def _labels(table: Any, columns: ColumnNames, codes: NDArray[Any] | None) -> NDArray[np.int64]:
     values = np.asarray(table[columns.label])
     if codes is None:
         return values.astype(np.int64)

@@ -90,12 +90,15 @@ class Secured:
         parts = torch.split(torch.from_numpy(server.result()), [*self._job.upload_sizes.values()])
         return dict(zip(self._job.upload_sizes, parts, strict=True)), reports
 
-    def _terms(self, order: Order, visits: Sequence[Participant]) -> Terms:
+    def _terms(self, order: Order, participants: Sequence[Participant]) -> Terms:
         bounding = order.bounding
         assert bounding is not None
         sizes, grid, share = self._job.upload_sizes, bounding.grid, bounding.share
         asked = repr((order.round, order.attempt, order.lr, order.steps, sizes, grid, share))
-        members, digest = [visit.client for visit in visits], sha256(asked.encode()).digest()
+        members, digest = (
+            [participant.client for participant in participants],
+            sha256(asked.encode()).digest(),
+        )
         return terms_of(self._mechanism, bounding, self._run, order.round, order.attempt, digest, members)
 
     def _identity(self, number: int) -> ec.EllipticCurvePrivateKey:

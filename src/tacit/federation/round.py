@@ -41,7 +41,7 @@ def run_round(
     mechanism: Aggregation,
     spending: Spending,
     engine: Engine,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> Outcome | None:
     """Run the server's next round; None, and nothing done, if the privacy budget has no room for it."""
     job, n, workload = server.job, server.round, server.job.workload
@@ -54,11 +54,8 @@ def run_round(
     spending.make_room(charge, server.vectors())
     # 3. What goes down.
     bounding = mechanism.bounding(server.mechanism_state, job.upload_sizes, server.layout, len(cohort))
-    order, message, participants = (
-        server.order(attempt, bounding),
-        server.message(),
-        server.participants(cohort),
-    )
+    order, message = server.order(attempt, bounding), server.message()
+    participants = server.participants(cohort)
     tests = own_accuracies(engine, job.privacy, message, participants)
     # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released: before
     # the clients start where what they send is already a release, else before the sum gets its noise.
@@ -81,7 +78,7 @@ def run_round(
         measured = job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
     if mean is not None:
         server.step(mean, order.lr, server.fraction)
-    # 8. What is kept; what is told, tested and saved is the run's callbacks' business.
+    # 8. What is kept of the round; the run tests, saves and tells of it.
     server.finish(reports)
     layers: dict[str, list[float]] = {}
     if exact is not None and mean is not None:

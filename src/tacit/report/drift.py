@@ -25,7 +25,7 @@ from tacit.vector import Vectors, read_buffers, read_values
 
 
 @dataclass(frozen=True)
-class Spread:
+class ClientSpread:
     """Over clients, of vectors x_i: √mean‖x_i − x̄‖² and ‖x̄‖."""
 
     deviation: float
@@ -41,11 +41,11 @@ class Drift:
     """What one checkpoint shows."""
 
     round: int
-    v: Spread
+    v: ClientSpread
     """AdamW's second moments after one round of local steps."""
-    adamw: Spread
+    adamw: ClientSpread
     """Updates of Local AdamW."""
-    sgd: Spread
+    sgd: ClientSpread
     """Updates of Local SGD."""
 
     def to_json(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ def measure(job: Job, round: int, clients: int, adamw_lr: float, sgd_lr: float, 
 
 def _spreads(
     job: Job, algorithm: Algorithm, clients: Sequence[int], lr: float, steps: int
-) -> dict[str, Spread]:
+) -> dict[str, ClientSpread]:
     plain = replace(
         job, algorithm=algorithm, privacy=None, local=replace(job.local, steps=steps, epochs=None)
     )
@@ -88,7 +88,7 @@ def _spreads(
                 squares[name] = squares.get(name, 0.0) + float(before @ (x - mean))
     worker.load(message)  # the model as it was
     return {
-        name: Spread(math.sqrt(squares[name] / len(clients)), float(torch.linalg.vector_norm(mean)))
+        name: ClientSpread(math.sqrt(squares[name] / len(clients)), float(torch.linalg.vector_norm(mean)))
         for name, mean in means.items()
     }
 

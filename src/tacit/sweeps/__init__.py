@@ -9,7 +9,7 @@ from typing import Any
 from tacit.api import RUNS, compare
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
-from tacit.sweeps.schedule import Task, Watch, run_sweep
+from tacit.sweeps.schedule import SweepRun, SweepWatch, run_sweep
 
 
 def sweep(
@@ -18,7 +18,7 @@ def sweep(
     folder: str | Path | None = None,
     *,
     jobs: int | None = None,
-    watch: Watch | None = None,
+    watch: SweepWatch | None = None,
 ) -> list[dict[str, Any]]:
     """Run every point of a config with a `sweep:` section.
 
@@ -46,4 +46,4 @@ def sweep(
     return compare(place)
 
 
-__all__ = ["Task", "Watch", "run_sweep", "sweep"]
+__all__ = ["SweepRun", "SweepWatch", "run_sweep", "sweep"]

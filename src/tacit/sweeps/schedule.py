@@ -38,7 +38,7 @@ DIVERGED = "diverged"
 
 
 @dataclass(frozen=True)
-class Task:
+class SweepRun:
     """One run of a sweep."""
 
     folder: Path
@@ -58,7 +58,7 @@ class Task:
             return 0
 
 
-class Watch(Protocol):
+class SweepWatch(Protocol):
     """Whoever shows how a sweep goes."""
 
     def start(self, title: str, runs: int, rounds: int) -> None:
@@ -74,7 +74,9 @@ class Watch(Protocol):
         return
 
 
-def run_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch | None = None) -> list[Task]:
+def run_sweep(
+    sweep: Sweep, folder: Path, jobs: int | None = None, watch: SweepWatch | None = None
+) -> list[SweepRun]:
     """Tune, then run every point in a folder of its own under `folder`; the runs, in order.
 
     One process at a time: a second one is refused, in one line, before it has changed anything.
@@ -92,38 +94,40 @@ def run_sweep(sweep: Sweep, folder: Path, jobs: int | None = None, watch: Watch 
         return _run_sweep(sweep, folder, jobs or cores(), watch or _Nobody())
 
 
-def _run_sweep(sweep: Sweep, folder: Path, jobs: int, watch: Watch) -> list[Task]:
+def _run_sweep(sweep: Sweep, folder: Path, jobs: int, watch: SweepWatch) -> list[SweepRun]:
     points = sweep.points
-    tuning: dict[str, list[Task]] = {}
+    tuning: dict[str, list[SweepRun]] = {}
     keys: dict[str, list[str]] = {}
     for point in points:
         candidates = sweep.candidates(point)
         if candidates:
             name = slug(without_seed(point))
             keys[name] = list(sweep.family(point).tune)
-            tuning[name] = [Task(folder / "tuning" / slug(c), c, sweep.config(c).rounds) for c in candidates]
+            tuning[name] = [
+                SweepRun(folder / "tuning" / slug(c), c, sweep.config(c).rounds) for c in candidates
+            ]
     if tuning:
         everything = {task.folder: task for tasks in tuning.values() for task in tasks}
         _run_all(sweep, list(everything.values()), watch, "tuning", jobs)
         chosen = {name: _best(tasks, keys[name]) for name, tasks in tuning.items()}
         write_atomically(folder / "tuned.json", json.dumps(chosen, indent=1) + "\n")
         points = [{**p, **chosen.get(slug(without_seed(p)), {})} for p in points]
-    tasks = [Task(folder / slug(p), p, sweep.config(p).rounds) for p in points]
+    tasks = [SweepRun(folder / slug(p), p, sweep.config(p).rounds) for p in points]
     _run_all(sweep, tasks, watch, "runs", jobs)
     return tasks
 
 
-class _Nobody(Watch):
+class _Nobody(SweepWatch):
     """Nobody watches."""
 
 
-def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:
+def _best(tasks: Sequence[SweepRun], keys: Sequence[str]) -> Point:
     """The tuned values of the run that ended best on the validation records."""
     tasks = [task for task in tasks if not task.diverged()]
     if not tasks:
         raise UserError(f"sweep.tune: all values of {', '.join(keys)} diverge; try lower ones")
 
-    def score(task: Task) -> float:
+    def score(task: SweepRun) -> float:
         last = read_metrics(task.folder / "metrics.jsonl")[-1:]
         for record in last:
             metric = headline(record)
@@ -136,7 +140,7 @@ def _best(tasks: Sequence[Task], keys: Sequence[str]) -> Point:
     return {key: best.point[key] for key in keys}
 
 
-def _refuse_other_settings(sweep: Sweep, tasks: Sequence[Task]) -> None:
+def _refuse_other_settings(sweep: Sweep, tasks: Sequence[SweepRun]) -> None:
     """A folder that holds runs of other settings must not pass for the runs that are asked for."""
     for task in tasks:
         if not (task.folder / CONFIG).exists():
@@ -153,7 +157,7 @@ def _refuse_other_settings(sweep: Sweep, tasks: Sequence[Task]) -> None:
             )
 
 
-def _run_all(sweep: Sweep, tasks: Sequence[Task], watch: Watch, title: str, jobs: int) -> None:
+def _run_all(sweep: Sweep, tasks: Sequence[SweepRun], watch: SweepWatch, title: str, jobs: int) -> None:
     _refuse_other_settings(sweep, tasks)
     waiting = [task for task in tasks if not task.finished()]
     if not waiting:

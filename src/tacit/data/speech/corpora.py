@@ -46,7 +46,7 @@ class Utterance(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Columns:
+class SpeechColumns:
     """Names of a table's columns; guessed where None."""
 
     audio: str | None = None
@@ -68,9 +68,9 @@ class Columns:
         return found[0], found[1], found[2]
 
 
-def find(path: Path, layout: Layout = "auto", columns: Columns | None = None) -> list[Utterance]:
+def find(path: Path, layout: Layout = "auto", columns: SpeechColumns | None = None) -> list[Utterance]:
     """All utterances of a folder or manifest, in a fixed order."""
-    columns = columns or Columns()
+    columns = columns or SpeechColumns()
     manifest = path if path.is_file() else next((path / m for m in _MANIFESTS if (path / m).is_file()), None)
     if layout == "manifest" or (layout == "auto" and manifest is not None):
         if manifest is None:
@@ -154,7 +154,7 @@ def _refuse_shared_speakers(parts: Mapping[str, list[Utterance]]) -> None:
             seen[speaker] = split
 
 
-def _manifest(file: Path, columns: Columns) -> Iterator[Utterance]:
+def _manifest(file: Path, columns: SpeechColumns) -> Iterator[Utterance]:
     rows = _jsonl(file) if file.suffix == ".jsonl" else _table(file)
     if not rows:
         raise UserError(f"{file} lists no utterance")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tacit.data.speech.corpora import Columns, Utterance
+from tacit.data.speech.corpora import SpeechColumns, Utterance
 from tacit.errors import UserError
 from tacit.fetching import hub
 
@@ -36,7 +36,7 @@ def download(name: str, offline: bool) -> Mapping[str, Any]:
     return splits
 
 
-def utterances(splits: Mapping[str, Any], columns: Columns) -> Iterator[Utterance]:
+def utterances(splits: Mapping[str, Any], columns: SpeechColumns) -> Iterator[Utterance]:
     """Every row of every split; its sound is fetched when asked for."""
     import datasets
 

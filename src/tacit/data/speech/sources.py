@@ -18,7 +18,7 @@ from rich.console import Console
 from tacit.data.dataset import Dataset
 from tacit.data.speech import corpora, hub, recordings, store, synthesis
 from tacit.data.speech.audio import BadAudio, read, soundfile
-from tacit.data.speech.corpora import Columns, Layout, Utterance
+from tacit.data.speech.corpora import Layout, SpeechColumns, Utterance
 from tacit.data.speech.features import BANDS
 from tacit.data.speech.records import hear
 from tacit.data.speech.store import Bad, OnBad, Outcome
@@ -108,7 +108,7 @@ def load(name: str, path: Path | None, offline: bool, options: Mapping[str, Any]
         return _dataset(name, key, alphabet("en"), "refuse")
     if name in recordings.KNOWN:
         return _recordings(name, given.on_bad or "skip")
-    letters, columns = alphabet(given.language), Columns(given.audio, given.text, given.speaker)
+    letters, columns = alphabet(given.language), SpeechColumns(given.audio, given.text, given.speaker)
     about = {"licence": "not stated; yours to know", "origin": name if path is None else str(path)}
     with Console(stderr=True).status("looking at the corpus"):
         if path is None:
