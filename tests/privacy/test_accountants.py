@@ -89,7 +89,7 @@ def test_many_unsampled_rounds_are_one_gaussian() -> None:
 
 CASES = [
     (0.029465, 1.536, 2006, 1e-9),
-    (0.01, 0.8, 500, 1e-6),
+    pytest.param(0.01, 0.8, 500, 1e-6, marks=pytest.mark.slow),
     (0.2, 4.0, 1000, 1e-5),
     (0.001, 1.0, 20_000, 1e-6),
     (0.5, 1.0, 10, 1e-7),

@@ -166,6 +166,7 @@ SOUND: list[Callable[[], Mechanism]] = [
 ]
 
 
+@pytest.mark.slow
 def test_sound_mechanisms_are_not_refuted_200_times() -> None:
     """200 audits with fresh entropy each: the false alarms are counted. At 95 % confidence there are at most
     10 on average; P(more than 28 of 200 | 5 %) = 3e-7.

@@ -51,7 +51,7 @@ def test_a_group_is_a_mixture(rate: float, noise: float, size: int) -> None:
     assert exact_delta(rate, noise, size, found * 0.99) > 1e-5
 
 
-@pytest.mark.parametrize("size", [2, 5, 10])
+@pytest.mark.parametrize("size", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 10))])
 def test_it_is_dp_accountings_own_group_event(size: int) -> None:
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
@@ -118,9 +118,14 @@ def of_statement(mechanism: Mechanism) -> dict[int, float]:
     [
         (ClientLevel(4.0, 1e-5, Clip(0.5), Poisson(0.1)), 0.1),
         (ClientLevel(8.0, 1e-5, Clip(0.5), Poisson(1.0)), 1.0),
-        (ClientLevel(8.0, 1e-5, Clip(0.5), Poisson(0.1), noise_at="clients"), 0.1),
-        (AdaptiveClip(4.0, 1e-5, Clip(0.5), Poisson(0.1)), 0.1),
-        (ExampleLevel(4.0, 1e-5, Clip(0.5), Poisson(1.0)), 0.1),
+        *(
+            pytest.param(mechanism, 0.1, marks=pytest.mark.slow)
+            for mechanism in (
+                ClientLevel(8.0, 1e-5, Clip(0.5), Poisson(0.1), noise_at="clients"),
+                AdaptiveClip(4.0, 1e-5, Clip(0.5), Poisson(0.1)),
+                ExampleLevel(4.0, 1e-5, Clip(0.5), Poisson(1.0)),
+            )
+        ),
     ],
 )
 def test_a_statements_groups_are_the_librarys(mechanism: Mechanism, rate: float) -> None:

@@ -306,6 +306,7 @@ def test_the_budget_is_never_exceeded(tmp_path: Path) -> None:
 # --- example level ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_worst_client_is_found_as_by_brute_force() -> None:
     rng = np.random.default_rng(0)
     meter, totals = ClientTotals(), {c: dict[PoissonGaussian, int]() for c in range(30)}

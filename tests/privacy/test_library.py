@@ -39,6 +39,7 @@ def told(how: str) -> dict[str, list[float]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_epsilon_has_the_same_bits_and_scipy_stays_itself() -> None:
     light, whole = told("light"), told("whole")
     assert light["told"] == whole["told"]

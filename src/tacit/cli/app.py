@@ -366,6 +366,8 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
 
 
 def _finish(result: Any, console: Console, as_json: bool) -> None:
+    from tacit.federation.statements import STATEMENT
+    from tacit.report.page import PAGE
     from tacit.report.traffic import traffic
 
     last = {k: v for record in result.metrics for k, v in record.items()}
@@ -399,7 +401,7 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     console.print(
         f"Done: {done}{_rounds(last.get('round', 0))} in {seconds:.0f} s, saved in {escape(str(result.path))}"
     )
-    if (result.path / "statement.json").exists():
+    if (result.path / STATEMENT).exists():
         from tacit import api
 
         found = api.statement(result.path)
@@ -411,8 +413,8 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         console.print(f"The whole statement: tacit statement {result.path}", style="dim", markup=False)
     if moved is not None:
         console.print(moved.text(), style="dim")
-    if (result.path / "report.html").exists():
-        console.print(f"Page: {result.path / 'report.html'}", markup=False, soft_wrap=True)
+    if (result.path / PAGE).exists():
+        console.print(f"Page: {result.path / PAGE}", markup=False, soft_wrap=True)
     if not learnt:
         raise typer.Exit(1)
 

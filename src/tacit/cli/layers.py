@@ -42,9 +42,10 @@ def layers(
     """
     from tacit.federation import read_metrics
     from tacit.federation.layers import by_kind, of_server, over_rounds
+    from tacit.federation.tracking import METRICS
     from tacit.report.layers import draw
 
-    metrics = read_metrics(folder / "metrics.jsonl")
+    metrics = read_metrics(folder / METRICS)
     key = "layers" if what == "updates" else {"gradients": "gradient"}.get(what, what) + "_layers"
     found = of_server(metrics) if what == "server" else over_rounds(metrics, key)
     if not found and what == "clipped" and over_rounds(metrics):

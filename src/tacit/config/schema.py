@@ -28,6 +28,7 @@ from pydantic import (
 from tacit.config.imports import as_name
 from tacit.data.augment import Augment
 from tacit.data.dataset import Normalise
+from tacit.data.speech.corpora import Layout
 from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings
 from tacit.federation.settings import Checkpoints, Evaluation, ServerSettings
@@ -36,6 +37,7 @@ from tacit.optimizers.schedules import AnySchedule, Constant, Within
 from tacit.privacy.clipping import Clip
 from tacit.privacy.conventions import to_sum
 from tacit.privacy.mechanisms.adaptive import AdaptiveClipping
+from tacit.privacy.mechanisms.base import Entropy, Unit
 from tacit.privacy.mechanisms.correlated import CorrelatedNoise
 from tacit.privacy.metrics import Metrics
 from tacit.section import Section
@@ -166,7 +168,7 @@ class SpeechData(Section):
 
     language: str = "en"
     """Whose letters are the tokens: en, fr, de, be, bg, ca, cs, el, es, nl, ro, ru, or several: fr+de."""
-    layout: Literal["auto", "manifest", "librispeech", "common-voice"] = "auto"
+    layout: Layout = "auto"
     splits: dict[Literal["train", "validation", "test"], tuple[str, ...]] = Field({})
     """The corpus's own names ({train: [train-clean-100], …}); left out, by how they begin."""
     share: tuple[float, float] = (0.0, 1.0)
@@ -357,7 +359,7 @@ def _bare_true(value: Any) -> Any:
 class PrivacySettings(Section):
     """Turns any method into its private version."""
 
-    unit: Literal["client", "example"]
+    unit: Unit
     """What is protected: all of a client's data, or each single record."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     """The δ of the guarantee: well below one over the number of units."""
@@ -378,7 +380,7 @@ class PrivacySettings(Section):
     """Secure aggregation: the share of a cohort that must stay to a round's end; left out, two thirds."""
     colluding: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Secure aggregation: the share of a cohort that may collude with the server; left out, a tenth."""
-    entropy: Literal["os", "seed"] = "os"
+    entropy: Entropy = "os"
     """Where sampling and noise come from: the operating system, or the seed (a simulation, no claim)."""
     adaptive: AdaptiveClipping | None = None
     mechanism: CorrelatedNoise | None = None

@@ -27,7 +27,15 @@ from tacit.federation.signals import stop_requested
 from tacit.federation.spending import Spending
 from tacit.federation.statements import SEEN_SPENT, SPENT
 from tacit.federation.stopping import Watch
-from tacit.federation.tracking import Guarded, JsonLines, Record, Tracker, metrics_lines, read_metrics
+from tacit.federation.tracking import (
+    METRICS,
+    Guarded,
+    JsonLines,
+    Record,
+    Tracker,
+    metrics_lines,
+    read_metrics,
+)
 from tacit.privacy import (
     Aggregation,
     Charge,
@@ -112,7 +120,7 @@ class Federation:
             # Also after an error: whoever goes on with this object must not find in it what the client that
             # was trained last has learnt.
             server.write_model()
-        metrics = read_metrics(self.folder / "metrics.jsonl")
+        metrics = read_metrics(self.folder / METRICS)
         finished = server.round == settings.rounds or self.stopped is not None
         kept = None
         if finished and settings.evaluate.keep_best and self._watch.round:
@@ -144,9 +152,9 @@ class Federation:
         checkpoints.tidy(self.folder)
         if server.round == 0:
             job.states.clear()
-        self._metrics = JsonLines(self.folder / "metrics.jsonl", self._metrics_saved)
+        self._metrics = JsonLines(self.folder / METRICS, self._metrics_saved)
         self.trackers.insert(0, self._metrics)
-        self._watch.recall(metrics_lines(self.folder / "metrics.jsonl"))
+        self._watch.recall(metrics_lines(self.folder / METRICS))
         warnings = [] if job.privacy is None else job.privacy.warnings(job.workload)
         facts = {
             "parameters": server.layout.size,

@@ -18,6 +18,8 @@ from tacit.system import BINARY
 
 Record = dict[str, Any]
 """One round's metrics: plain values by name."""
+METRICS = "metrics.jsonl"
+"""The file of all rounds' records in a run's folder, a line each."""
 CHECK = ', "check": "{:08x}"}}'
 """The end of a line of metrics: a CRC of the line without it, which no single flipped bit survives."""
 

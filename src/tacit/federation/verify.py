@@ -16,10 +16,8 @@ from tacit.federation.lineage import read_lineage
 from tacit.federation.passed import OBJECTS, read_passed
 from tacit.federation.start import MODEL, read_weights
 from tacit.federation.statements import LEDGER, SEEN, STATEMENT, read_ledger, read_statement
-from tacit.federation.tracking import metrics_lines
+from tacit.federation.tracking import METRICS, metrics_lines
 from tacit.reading import read_text
-
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)

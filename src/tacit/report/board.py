@@ -18,14 +18,16 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from tacit.errors import UserError
-from tacit.federation.checkpoint import LINEAGE
+from tacit.federation.checkpoint import CONFIG, LINEAGE
+from tacit.federation.ending import RESULT
 from tacit.federation.passed import OBJECTS
 from tacit.federation.statements import STATEMENT
-from tacit.report.compare import CONFIG, Run, read_run, rows
+from tacit.federation.tracking import METRICS
+from tacit.report.compare import Run, read_run, rows
 from tacit.report.guarantee import last_stated
 from tacit.report.page import body, page, shell
 
-READ = (CONFIG, "metrics.jsonl", STATEMENT, LINEAGE, OBJECTS, "result.json")
+READ = (CONFIG, METRICS, STATEMENT, LINEAGE, OBJECTS, RESULT)
 """All that the board reads of a run."""
 
 

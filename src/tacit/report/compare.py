@@ -21,15 +21,15 @@ from tacit.config.loading import parse
 from tacit.config.methods import METHODS
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
-from tacit.federation.checkpoint import LINEAGE
+from tacit.federation.checkpoint import CONFIG, LINEAGE
 from tacit.federation.ending import Ending, read_ending
 from tacit.federation.lineage import read_lineage
 from tacit.federation.passed import Passed, read_passed
+from tacit.federation.tracking import METRICS
 from tacit.federation.verify import refuse_changed_config
 from tacit.reading import read_text
 from tacit.tasks import Headline, headline
 
-CONFIG = "config.yaml"
 KINDS: dict[str, Any] = {
     "name": str, "seed": int, "rounds": int, "data": dict, "model": dict, "method": dict, "cohort": dict,
     "local": dict, "server": dict, "evaluate": dict, "privacy": dict | NoneType,
@@ -179,7 +179,7 @@ def read_run(folder: Path) -> Run:
     odd = any(name in known and not isinstance(known[name], kind) for name, kind in KINDS.items())
     if odd or ("unit" not in (known.get("privacy") or {"unit": None})):
         raise UserError(f"{file} is no config of a run; restore it, or leave the run out")
-    metrics = read_metrics(folder / "metrics.jsonl")
+    metrics = read_metrics(folder / METRICS)
     # A run of an earlier version has none: its config has to be enough.
     content = read_lineage(folder)[0].content if (folder / LINEAGE).exists() else None
     return Run(folder, config, metrics, read_passed(folder) or {}, content, read_ending(folder))

@@ -28,6 +28,7 @@ from tacit.federation import read_metrics
 from tacit.federation.checkpoint import CONFIG
 from tacit.federation.files import write_atomically
 from tacit.federation.lock import locked
+from tacit.federation.tracking import METRICS
 from tacit.reading import read_bytes
 from tacit.report.compare import differences
 from tacit.system import cores
@@ -53,7 +54,7 @@ class SweepRun:
 
     def rounds_done(self) -> int:
         try:
-            return self.rounds if self.finished() else read_bytes(self.folder / "metrics.jsonl").count(b"\n")
+            return self.rounds if self.finished() else read_bytes(self.folder / METRICS).count(b"\n")
         except OSError:
             return 0
 
@@ -128,7 +129,7 @@ def _best(tasks: Sequence[SweepRun], keys: Sequence[str]) -> Point:
         raise UserError(f"sweep.tune: all values of {', '.join(keys)} diverge; try lower ones")
 
     def score(task: SweepRun) -> float:
-        last = read_metrics(task.folder / "metrics.jsonl")[-1:]
+        last = read_metrics(task.folder / METRICS)[-1:]
         for record in last:
             metric = headline(record)
             for name in (f"tuned_{metric.name}", f"personal_{metric.name}", metric.name):
