@@ -28,7 +28,7 @@ from pydantic import (
 from tacit.config.imports import as_name
 from tacit.data.augment import Augment
 from tacit.data.dataset import Normalise
-from tacit.data.speech.corpora import Layout
+from tacit.data.speech.options import SpeechOptions
 from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings
 from tacit.federation.settings import Checkpoints, Evaluation, ServerSettings
@@ -163,30 +163,6 @@ class MethodChoice(Named):
     name: str = "fedavg"
 
 
-class SpeechData(Section):
-    """How a corpus of speech is read; `tacit.data.speech.sources` says which keys a corpus takes."""
-
-    language: str = "en"
-    """Whose letters are the tokens: en, fr, de, be, bg, ca, cs, el, es, nl, ro, ru, or several: fr+de."""
-    layout: Layout = "auto"
-    splits: dict[Literal["train", "validation", "test"], tuple[str, ...]] = Field({})
-    """The corpus's own names ({train: [train-clean-100], …}); left out, by how they begin."""
-    share: tuple[float, float] = (0.0, 1.0)
-    """Which part of the training speakers: [0, 0.1] for a seed model and [0.1, 1] for the federation."""
-    audio: str | None = None
-    """Columns of a manifest or a hub data set, where their names cannot be guessed."""
-    text: str | None = None
-    speaker: str | None = None
-    resample: bool = True
-    """Bring other sample rates to 16 kHz; otherwise such a file counts as bad."""
-    on_bad: Literal["refuse", "skip"] | None = None
-    """What to do about unusable files and transcripts; left out, recordings skip and all others refuse."""
-    speakers: PositiveInt | None = None
-    """Of a synthetic corpus: training speakers, utterances of each on average, and different words."""
-    utterances: PositiveInt | None = None
-    vocabulary: PositiveInt = 100
-
-
 class Data(Section):
     """Which records, and how they are split among clients."""
 
@@ -222,7 +198,7 @@ class Data(Section):
     normalise: Normalise | None = None
     """Left out, the customary constants of a known data set, or 0.5 and 0.5."""
     augment: Augment | None = None
-    speech: SpeechData | None = None
+    speech: SpeechOptions | None = None
     """Options of a corpus of speech."""
     features: tuple[str, ...] = ()
     """Of a table: columns of numbers, together one vector a record."""

@@ -168,7 +168,7 @@ def load(
 
     Pictures come out `size` pixels a side, normalised by `mean` and `std` instead of the usual constants.
     Texts need `tokens`: how they are tokenised. A corpus of speech has options of its own
-    (`tacit.data.speech.sources.SpeechOptions`).
+    (`tacit.data.speech.options.SpeechOptions`).
     """
     check(name, path, offline, speech)
     where = None if path is None else Path(path).expanduser()

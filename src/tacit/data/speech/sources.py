@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from rich.console import Console
 from tacit.data.dataset import Dataset
 from tacit.data.speech import corpora, hub, recordings, store, synthesis
 from tacit.data.speech.audio import BadAudio, read, soundfile
-from tacit.data.speech.corpora import Layout, SpeechColumns, Utterance
+from tacit.data.speech.corpora import SpeechColumns, Utterance
 from tacit.data.speech.features import BANDS
+from tacit.data.speech.options import SpeechOptions
 from tacit.data.speech.records import hear
 from tacit.data.speech.store import Bad, OnBad, Outcome
 from tacit.data.speech.tokens import Alphabet, UnknownCharacters, alphabet
@@ -51,25 +51,6 @@ _TAKES = {
     **{name: {"speakers", "utterances", "vocabulary"} for name in synthesis.DOMAINS},
     **{name: {"on_bad"} for name in recordings.KNOWN},
 }
-
-
-@dataclass(frozen=True)
-class SpeechOptions:
-    """What a config says in `data.speech`."""
-
-    language: str = "en"
-    layout: Layout = "auto"
-    splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    share: tuple[float, float] = (0.0, 1.0)
-    audio: str | None = None
-    text: str | None = None
-    speaker: str | None = None
-    resample: bool = True
-    on_bad: OnBad | None = None
-    """Refuse by default; the recordings are known to have transcripts with digits, and skip those."""
-    speakers: int | None = None
-    utterances: int | None = None
-    vocabulary: int = 100
 
 
 def check(name: str, path: Path | str | None, options: Mapping[str, Any]) -> None:
@@ -115,7 +96,7 @@ def load(name: str, path: Path | None, offline: bool, options: Mapping[str, Any]
             found = list(hub.utterances(hub.download(name.removeprefix(HUB), offline), columns))
         else:
             found = corpora.find(path, given.layout, columns)
-        parts = corpora.divide(found, given.splits, given.share)
+        parts = corpora.divide(found, {**given.splits}, given.share)
         listed = [(split, utterance) for split, utterances in parts.items() for utterance in utterances]
         key = _key(name, listed, letters, given.resample)
     _build(key, listed, letters, given.resample, about)

@@ -29,7 +29,7 @@ from tacit.data.speech.records import Heard, SpeechRecords
 from tacit.errors import UserError
 from tacit.fetching import cache
 
-OnBad = Literal["skip", "refuse"]
+OnBad = Literal["refuse", "skip"]
 SPLITS = ("train", "validation", "test")
 _PARTS = ("x", "offsets", "tokens", "token_offsets", "users", "seconds")
 
