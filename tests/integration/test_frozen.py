@@ -169,7 +169,7 @@ def test_dropout_differs_between_clients_and_repeats_on_resume(tmp_path: Path) -
 def test_the_command_line_says_what_travels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from tacit.cli.app import _finish
+    from tacit.cli.run import _finish
 
     result = tacit.run(text_config(), tmp_path / "run", dataset=texts())
     _finish(result, Console(width=200), as_json=False)

@@ -1,0 +1,36 @@
+"""Arguments that several commands take, and the console that they speak through."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; `tacit init` writes one.")]
+Overrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. `--set local.lr=0.1`. Repeatable."),
+]
+Changes = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Change what may, e.g. `--set rounds=100`. Repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program to read.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, e.g. runs/quickstart-…")]
+
+
+class PipeConsole(Console):
+    """A console whose reader may leave (`| head -1`): what is under way goes on, in silence."""
+
+    def on_broken_pipe(self) -> None:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, self.file.fileno())
+        os.close(silence)
+
+
+def console_for(quiet: bool) -> Console:
+    """Where people read: standard error when standard output is for a program."""
+    return PipeConsole(stderr=quiet, highlight=False, soft_wrap=False)
