@@ -36,15 +36,16 @@ def drift(
 
     - `tacit drift runs/my-run --picture drift.png`
     """
-    from tacit.report.drift import draw, measure
+    from tacit.federation.past import kept_rounds, load_round
+    from tacit.report.drift import Drift, draw, measure
 
-    found = {}
+    found: dict[str, list[Drift]] = {}
     for folder in runs:
         job = _job(folder)
-        found[folder.name] = [
-            measure(job, _load(job, folder, round), clients, adamw_lr, sgd_lr, steps)
-            for round in _rounds(folder)
-        ]
+        found[folder.name] = []
+        for round in kept_rounds(folder):
+            load_round(job, folder, round)
+            found[folder.name].append(measure(job, round, clients, adamw_lr, sgd_lr, steps))
     if picture is not None:
         draw(found, picture)
     if as_json:
@@ -82,14 +83,16 @@ def hessian(
     import numpy as np
 
     from tacit import randomness
+    from tacit.federation.past import kept_rounds, load_round
     from tacit.report.curvature import by_block, draw, hessian_product
     from tacit.vector.blocks import blocks
 
     job = _job(folder)
-    kept = _rounds(folder)
+    kept = kept_rounds(folder)
     if round is not None and round not in kept:
         raise UserError(f"--round {round}: {folder} keeps rounds {', '.join(map(str, kept))}")
-    loaded = _load(job, folder, kept[-1] if round is None else round)
+    loaded = kept[-1] if round is None else round
+    load_round(job, folder, loaded)
     if kind not in ("architecture", "fine", "tensor"):
         raise UserError(f"--kind {kind}: choose architecture, fine or tensor")
     held = np.concatenate([job.population.train(c) for c in range(len(job.population))])
@@ -118,39 +121,13 @@ def _table(*titles: str) -> Table:
 
 
 def _job(folder: Path) -> Job:
-    from tacit import config
+    from tacit.api.folders import recorded_config
     from tacit.config.build import build_job
-    from tacit.federation.checkpoint import CONFIG
 
-    if not (folder / CONFIG).exists():
-        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it)")
-    settings = config.load(folder / CONFIG, presets=False)
+    settings = recorded_config(folder)
     if settings.privacy is not None and settings.privacy.entropy == "os":
         raise UserError(
             f"{folder} protects its clients; exact numbers on them are outside any guarantee. This is for "
             "runs without privacy, and for simulations (privacy.entropy: seed)"
         )
     return build_job(settings, folder)
-
-
-def _rounds(folder: Path) -> list[int]:
-    kept = sorted(
-        int(p.name) for p in (folder / "checkpoint").glob("[0-9]*") if p.is_dir() and p.name.isdigit()
-    )
-    if not kept:
-        raise UserError(f"{folder}: no checkpoint is there yet")
-    return kept
-
-
-def _load(job: Job, folder: Path, round: int) -> int:
-    """Put the model of a kept round into the job; the round."""
-    from safetensors.torch import load_file
-
-    from tacit.vector import write_buffers, write_values
-
-    saved = load_file(folder / "checkpoint" / f"{round:06d}" / "state.safetensors")
-    if saved["theta"].numel() != job.layout.shared:
-        raise UserError(f"{folder}: its checkpoint is of another model")
-    write_values(job.model, job.layout, saved["theta"])
-    write_buffers(job.model, saved)
-    return round
