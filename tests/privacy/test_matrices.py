@@ -79,14 +79,14 @@ def test_the_recursion_is_the_dense_inverse(matrix: Matrix) -> None:
     rng = np.random.default_rng(1)
     fine = torch.from_numpy(np.rint(rng.normal(size=(rounds, width)) * 2.0**30).astype(np.int64))
     c = dense(matrix.coefficients(rounds), rounds)
-    memory = torch.zeros(matrix.buffers, width, dtype=torch.int64)
+    buffers = torch.zeros(matrix.buffers, width, dtype=torch.int64)
     noise = torch.zeros(rounds, width, dtype=torch.int64)
     for t in range(rounds):
-        offset = matrix.offset(memory)
+        offset = matrix.offset(buffers)
         exact = (c[t, :t] @ noise[:t].numpy().astype(np.float64)) * 2**PRECISION
         assert np.abs(offset.numpy() - exact).max() <= matrix.drift + 1e-3  # float64 of the reference itself
         noise[t] = (fine[t] - offset + (1 << (PRECISION - 1))) >> PRECISION
-        memory = matrix.advance(memory, noise[t])
+        buffers = matrix.advance(buffers, noise[t])
     wanted = np.linalg.solve(c, fine.numpy().astype(np.float64)) / 2**PRECISION
     np.testing.assert_allclose(noise.numpy(), wanted, atol=3.0)
 
@@ -101,10 +101,10 @@ def test_moving_the_sums_moves_the_releases_alike() -> None:
     y = scaled @ x + z
 
     def released(noise: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-        memory, out = torch.zeros(3, 50, dtype=torch.int64), []
+        buffers, out = torch.zeros(3, 50, dtype=torch.int64), []
         for t in range(rounds):
-            n = (noise[t] - matrix.offset(memory) + (1 << (PRECISION - 1))) >> PRECISION
-            memory = matrix.advance(memory, n)
+            n = (noise[t] - matrix.offset(buffers) + (1 << (PRECISION - 1))) >> PRECISION
+            buffers = matrix.advance(buffers, n)
             out.append(sums[t] + n)
         return torch.stack(out)
 

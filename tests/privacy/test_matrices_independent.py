@@ -60,11 +60,11 @@ def test_our_recursion_is_their_inverse() -> None:
     rounds = 30
     inverse = bsr_strategy(bandwidth=5, alpha=1.0, beta=0.0).streaming_matrix().materialize(rounds)
     matrix = Banded.square_root(5)
-    memory, found = torch.zeros(matrix.buffers, 1, dtype=torch.int64), []
+    buffers, found = torch.zeros(matrix.buffers, 1, dtype=torch.int64), []
     for t in range(rounds):
         fine = torch.tensor([1 << 40 if t == 0 else 0])
-        noise = (fine - matrix.offset(memory) + (1 << (PRECISION - 1))) >> PRECISION
-        memory = matrix.advance(memory, noise)
+        noise = (fine - matrix.offset(buffers) + (1 << (PRECISION - 1))) >> PRECISION
+        buffers = matrix.advance(buffers, noise)
         found.append(float(noise) * 2**PRECISION / 2**40)
     np.testing.assert_allclose(found, inverse[:, 0].numpy(), atol=rounds / 2**PRECISION)
 

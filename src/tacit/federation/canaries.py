@@ -225,7 +225,7 @@ class WatchedExamples(ExampleLevel):
         return made
 
     def bits(self, *name: int) -> Bits:
-        if len(name) == 5 and not name[4]:  # seed, round, attempt, client, its batches' coins: it begins
+        if len(name) == 5 and not name[4]:  # seed, round, attempt, client, its batches: it begins
             self.watch.begins(name[3])
         return super().bits(*name)
 

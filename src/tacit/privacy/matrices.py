@@ -72,10 +72,10 @@ class Matrix(Protocol):
     def coefficients(self, count: int) -> Floats:
         """c₀, c₁, …: c₀ = 1, never negative, never growing."""
 
-    def offset(self, memory: Tensor) -> Tensor:
+    def offset(self, buffers: Tensor) -> Tensor:
         """Σ_{k≥1} c_k n_{t−k} in fine units (int64), from what is remembered."""
 
-    def advance(self, memory: Tensor, noise: Tensor) -> Tensor:
+    def advance(self, buffers: Tensor, noise: Tensor) -> Tensor:
         """What to remember after a round whose sum got `noise`; a new tensor."""
 
 
@@ -119,14 +119,14 @@ class Banded:
     def coefficients(self, count: int) -> Floats:
         return np.array([*self.column[:count], *[0.0] * (count - len(self.column))])
 
-    def offset(self, memory: Tensor) -> Tensor:
-        total = torch.zeros(memory.shape[1:], dtype=torch.int64)
-        for c, noise in zip(self.column[1:], memory, strict=True):
+    def offset(self, buffers: Tensor) -> Tensor:
+        total = torch.zeros(buffers.shape[1:], dtype=torch.int64)
+        for c, noise in zip(self.column[1:], buffers, strict=True):
             total.add_(noise, alpha=int(c * 2**PRECISION))
         return total
 
-    def advance(self, memory: Tensor, noise: Tensor) -> Tensor:
-        return torch.cat([noise[None], memory])[: self.buffers]
+    def advance(self, buffers: Tensor, noise: Tensor) -> Tensor:
+        return torch.cat([noise[None], buffers])[: self.buffers]
 
 
 @dataclass(frozen=True)
@@ -160,17 +160,17 @@ class Blt:
         powers = np.power.outer(np.array(self.theta), np.arange(max(0, count - 1)))
         return np.concatenate([[1.0], np.array(self.omega) @ powers])[:count]
 
-    def offset(self, memory: Tensor) -> Tensor:
-        total = torch.zeros(memory.shape[1:], dtype=torch.float64)
-        for omega, buffer in zip(self.omega, memory, strict=True):
+    def offset(self, buffers: Tensor) -> Tensor:
+        total = torch.zeros(buffers.shape[1:], dtype=torch.float64)
+        for omega, buffer in zip(self.omega, buffers, strict=True):
             total.add_(buffer.double(), alpha=omega)
         return total.round_().long()
 
-    def advance(self, memory: Tensor, noise: Tensor) -> Tensor:
+    def advance(self, buffers: Tensor, noise: Tensor) -> Tensor:
         fine = noise << PRECISION
         found = torch.stack([
             buffer.double().mul_(theta).round_().long().add_(fine)
-            for theta, buffer in zip(self.theta, memory, strict=True)
+            for theta, buffer in zip(self.theta, buffers, strict=True)
         ])  # fmt: skip
         if found.numel() and int(found.abs().max()) >= _LARGEST:
             raise ArithmeticError("correlated noise has left the numbers that are exact in float64")

@@ -240,11 +240,11 @@ class Correlated(ClientLevel):
         return mean, following
 
     @staticmethod
-    def _noise(matrix: Matrix, memory: Tensor, std: float, bits: Bits) -> Tensor:
+    def _noise(matrix: Matrix, buffers: Tensor, std: float, bits: Bits) -> Tensor:
         """n_t = ⌊(z_t − a_t)/2ᶠ + ½⌋."""
-        fine = torch.zeros(memory.shape[1], dtype=torch.int64)
+        fine = torch.zeros(buffers.shape[1], dtype=torch.int64)
         add_rounded_gaussian_(fine, std, bits)
-        return fine.sub_(matrix.offset(memory)).add_(_HALF) >> PRECISION
+        return fine.sub_(matrix.offset(buffers)).add_(_HALF) >> PRECISION
 
     @staticmethod
     def _refuse_other(state: State, matrix: Tensor, round: int) -> None:
