@@ -21,6 +21,8 @@ Step = Callable[[Tensor, nn.Module], Tensor]
 
 
 class Between(nn.Module):
+    memory = 1.0
+
     def __init__(self, step: Step) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
@@ -84,6 +86,20 @@ def _scripted_in_place(x: Tensor) -> Tensor:
     return x.sub_(x.mean(0))
 
 
+@torch.jit.script
+def _scripted_sign(x: Tensor) -> bool:
+    return bool(x.mean() > 0)
+
+
+@torch.jit.script
+def _scripted_centre(x: Tensor) -> int:
+    x.sub_(x.mean(0))
+    return 1
+
+
+_compiled = torch.compile(lambda x: x - x.mean(0), backend="eager")
+
+
 def _pretends(x: Tensor) -> Tensor:
     """Claims to be a function of torch, and behaves where it is watched."""
     if has_torch_function((x,)):
@@ -145,6 +161,83 @@ def _unwatched_in_place(h: Tensor, m: nn.Module) -> Tensor:
     with torch._C.DisableTorchFunction():
         h.sub_(h.mean(0))
     return h * 1
+
+
+def _unwatched_branch(h: Tensor, m: nn.Module) -> Tensor:
+    """Nothing but the branch is on the tape, and two records may well take the same one as four."""
+    with torch._C.DisableTorchFunction():
+        positive = bool(h.detach().mean() > 0)
+    return h * 2 if positive else h
+
+
+def _unwatched_data(h: Tensor, m: nn.Module) -> Tensor:
+    h = h * 1
+    with torch._C.DisableTorchFunction():
+        h.data.sub_(h.data.mean(0))
+    return h * 1
+
+
+def _scripted_data(h: Tensor, m: nn.Module) -> Tensor:
+    h = h * 1
+    _scripted_centre(h.data)
+    return h * 1
+
+
+def _added_in_place(h: Tensor, m: nn.Module) -> Tensor:
+    """Data that a product of constants is added to stays data."""
+    flat = h.detach().flatten(1).clone()
+    flat.addmm_(torch.zeros(len(h), 1), torch.zeros(1, 30))
+    return h * flat.mean()
+
+
+def _numpy_written(h: Tensor, m: nn.Module) -> Tensor:
+    scale = torch.ones(len(h), 1, 1)
+    scale.numpy()[0] = 5
+    return h * scale
+
+
+def _data_replaced(h: Tensor, m: nn.Module) -> Tensor:
+    scale = torch.ones(len(h), 1, 1)
+    scale.data = torch.arange(len(h)).float().view(-1, 1, 1)
+    return h * scale
+
+
+def _swapped_tensors(h: Tensor, m: nn.Module) -> Tensor:
+    scale = torch.ones(len(h), 1, 1)
+    torch.utils.swap_tensors(scale, torch.arange(len(h)).float().view(-1, 1, 1))
+    return h * scale
+
+
+def _transposed_in_place(h: Tensor, m: nn.Module) -> Tensor:
+    h = h * 1
+    h.transpose_(0, 1)
+    return (h - h.mean(1, keepdim=True)).transpose(0, 1)
+
+
+def _folded(h: Tensor, m: nn.Module) -> Tensor:
+    """Two rows of each record are half a channel: two records share one."""
+    if len(h) % 2:
+        return h
+    pictures = F.fold(h[:, :2, :4].reshape(-1, 4), (3, 3), 2)
+    return h * pictures.flatten(1)[:, :8].reshape(len(h), -1).mean(1).view(-1, 1, 1)
+
+
+def _shuffled(h: Tensor, m: nn.Module) -> Tensor:
+    groups = 2 if len(h) % 2 == 0 else 1
+    return F.channel_shuffle(h.view(1, len(h), 5, 6, 1), groups).view(h.shape)
+
+
+_SEEN = {"mean": 1.0}
+
+
+def _class_attribute(h: Tensor, m: nn.Module) -> Tensor:
+    before, Between.memory = Between.memory, float(h.detach().abs().mean())
+    return h * before
+
+
+def _global_number(h: Tensor, m: nn.Module) -> Tensor:
+    before, _SEEN["mean"] = _SEEN["mean"], float(h.detach().abs().mean())
+    return h * before
 
 
 def _alias(h: Tensor, m: nn.Module) -> Tensor:
@@ -304,6 +397,29 @@ STEPS: dict[str, Step] = {
     "interpolated": lambda h, m: F.interpolate(h.permute(1, 2, 0), size=len(h), mode="nearest").permute(2, 0, 1) + h.detach().mean(),  # noqa: E501
     "own gradient": lambda h, m: h + torch.autograd.grad(h.square().mean(), h, create_graph=True)[0] if h.requires_grad else h,  # noqa: E501
     "normed": lambda h, m: F.normalize(h, dim=0),
+    "renormed": lambda h, m: torch.renorm(h, 2, 2, 0.5),
+    "scripted branch": lambda h, m: h * 2 if _scripted_sign(h) else h,
+    "scripted write to data": _scripted_data,
+    "unwatched branch": _unwatched_branch,
+    "unwatched write to data": _unwatched_data,
+    "compiled": lambda h, m: _compiled(h),
+    "torch.func": lambda h, m: h + torch.func.grad(lambda t: (t - t.mean(0)).square().sum())(h.detach()),
+    "extreme that all share": lambda h, m: h * (h * 0 + m.w).max(),
+    "added in place": _added_in_place,
+    "written through numpy": _numpy_written,
+    "data replaced": _data_replaced,
+    "tensors swapped": _swapped_tensors,
+    "transposed in place": _transposed_in_place,
+    "bytes as other numbers": lambda h, m: h * (h.detach().permute(1, 2, 0).contiguous().view(torch.int16) > 0).sum(),  # noqa: E501
+    "folded": _folded,
+    "channels shuffled": _shuffled,
+    "class attribute": _class_attribute,
+    "global number": _global_number,
+    "quantile": lambda h, m: h * h.quantile(0.5, dim=0),
+    "tensordot": lambda h, m: h * torch.tensordot(h, h, dims=([0], [0])).mean(),
+    "pairs": lambda h, m: h * (h[:, None, 0, 0] - h[None, :, 0, 0]).mean(1).view(-1, 1, 1),
+    "all transformed": lambda h, m: torch.fft.fftn(h).real,
+    "mixup": lambda h, m: 0.5 * h + 0.5 * h[torch.randperm(len(h))],
 }  # fmt: skip
 
 Count = Callable[[Tensor], Any]

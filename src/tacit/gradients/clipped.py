@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import inf, isfinite
 
@@ -37,7 +37,7 @@ from tacit.gradients.proof import Book, Draws, Known
 from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
-from tacit.gradients.tape import Tape, Unsupported
+from tacit.gradients.tape import Tape, Unseen, Unsupported
 from tacit.gradients.unchanged import Unchanged
 from tacit.vector import Flat
 
@@ -66,6 +66,8 @@ class ClippedResult:
     """Sum of the losses of the records that took part."""
     dropped: int
     """Records whose gradient was not finite; they contribute zero."""
+    proved: bool
+    """Whether every operation was on the tape, so that none can have written to the model unseen."""
 
 
 class ClippedGradient:
@@ -83,8 +85,14 @@ class ClippedGradient:
         self._precondition: Tensor | None = None
         parameters = dict(self.flat.module.named_parameters())
         self._parameters = {s.name: parameters[s.name] for s in self.flat.layout.segments}
+        for name, parameter in self._parameters.items():
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise UserError(
+                    f"parameter {name!r} has a hook on its gradient, which no single record's gradient passes; "
+                    "remove it, and freeze by requires_grad_(False) or scale the loss"
+                )
         self._unchanged, self._settled = Unchanged(self.flat.module), False
-        self._steps = 0
+        self._steps, self._proved_all = 0, True
         self._surveys: dict[object, Survey] = {}
         self._known, self._book = Known(self.flat.module), Book()
         self.obstacle: Unsupported | None = None
@@ -104,7 +112,7 @@ class ClippedGradient:
             raise RuntimeError("gradients are switched off here; leave torch.no_grad before asking for some")
         groups, bounds = _groups(self.flat, bound)
         size = batch_size(batch)
-        before, draws = self._unchanged.state(), Draws()
+        before, draws, self._proved_all = self._unchanged.state(), Draws(), True
         self.flat.grad.zero_()
         exact = self.flat.grad.dtype in (torch.float32, torch.float64)
         total = self.flat.grad if exact else self.flat.grad.float()
@@ -135,9 +143,8 @@ class ClippedGradient:
         if total is not self.flat.grad:
             self.flat.grad.copy_(total)
         all_norms = torch.cat(norms)
-        return ClippedResult(
-            all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
-        )
+        all_norms = all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms
+        return ClippedResult(all_norms, loss_sum, dropped, self._proved_all)
 
     def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, bool]]:
         """Slices of the batch, and whether they must take the slow road.
@@ -157,8 +164,15 @@ class ClippedGradient:
     def _test(self, batch: Batch, losses: Losses) -> None:
         """The second line behind the proof: an experiment at steps 1, 10, 100, …"""
         self._steps += 1
-        if str(self._steps).strip("0") != "1" or self.obstacle is not None or batch_size(batch) < 2:
+        if str(self._steps).strip("0") != "1" or batch_size(batch) < 2:
             return
+        alone = False
+
+        def one_by_one(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
+            grads, values = record_gradients(
+                self.flat.module, self._parameters, few, still, lambda: None, alone
+            )
+            return [each.sum(0) for each in grads.values()], values
 
         def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
             tape, values = self._proved(few, still, Draws())
@@ -171,8 +185,12 @@ class ClippedGradient:
                 sums.append(total)
             return sums, values
 
-        with exactly(self._device.type), suppress(Unsupported):
-            experiment(self.flat.module, self._parameters, batch, losses, together)
+        with exactly(self._device.type):
+            try:
+                experiment(self.flat.module, self._parameters, batch, losses, together)
+            except Unsupported as reason:
+                alone = reason.alone
+                experiment(self.flat.module, self._parameters, batch, losses, one_by_one)
 
     def _survey(self, batch: Batch, losses: Losses) -> Survey:
         module = self.flat.module
@@ -201,6 +219,7 @@ class ClippedGradient:
             except Unsupported as reason:
                 obstacle = reason
         self._tell(obstacle)
+        self._proved_all = False
         grads, values = self._one_by_one(batch, losses, obstacle, draws)
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
         return self._preconditioned([(form, form.squares()) for form in explicit]), values
@@ -263,12 +282,13 @@ class ClippedGradient:
         other = 3 if size == 2 else 2
         chosen = torch.arange(other, device=next(iter(batch.values())).device) % size
         tape = self._tape({name: tensor[chosen] for name, tensor in batch.items()}, draws, replay=True)
+        unseen = Unseen(tape)
         after = Draws()
         after.save()
         with generators.forked(self._device):
             draws.restore()
             try:
-                with tape:
+                with unseen, tape:
                     values = losses(self.flat.module, tape.batch)
                 refuse_shape(values, other)
                 tape.finish(values)

@@ -122,14 +122,21 @@ def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[
     try:
         with saved_tensors_hooks(count, lambda tensor: tensor), tape:
             found = losses(module, tape.batch)
-    except Exception:
-        tape.say_again()
+    except UserError:
         raise
+    except Exception as error:
+        tape.say_again()
+        # The same records passed without a tape: torch.func inside a model, or a compiled one.
+        raise Unsupported(f"a model that fails when watched ({_first_line(error)})", alone=True) from error
     tape.finish(found)
     for tensor in tape.held:
         count(tensor)
     forms = tape.backward(found)
     return plain // 2, sum(form.bytes for form, _ in filter(None, forms)) // 2
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).split("\n")[0][:80]
 
 
 class Still(TorchFunctionMode):
@@ -176,7 +183,7 @@ def experiment(
 
     `together` is the way under test: the sums of gradients, and the losses. Randomness is left out, as they
     cannot be the same for one record and for several; where a model draws in other ways, there is nothing to
-    compare. Three gradients are in memory at a time: of two and of three records, and of one.
+    compare. Two gradients are in memory at a time: of several records, and of one.
     """
     device = next(iter(batch.values())).device
     with generators.forked(device):
@@ -188,34 +195,32 @@ def experiment(
             with Still():
                 return losses(model, records)
 
-        several = [n for n in (2, 3) if n <= batch_size(batch)]
-        left, found = {}, {}
-        for n in several:
-            left[n], found[n] = together({k: v[:n] for k, v in batch.items()}, still)
-        lengths, alone = {n: _length(left[n]) for n in several}, []
-        for j in range(max(several, default=0)):
-            loss = still(module, {name: tensor[j : j + 1] for name, tensor in batch.items()}).sum()
-            alone.append(loss.detach().cpu().double())
-            grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-            for n in several:
-                if j < n:
-                    left[n] = [_less(total, grad) for total, grad in zip(left[n], grads, strict=True)]
-            del loss, grads  # before the next ones come
+        compared = []
+        for n in [n for n in (2, 3) if n <= batch_size(batch)]:
+            left, found = together({name: tensor[:n] for name, tensor in batch.items()}, still)
+            length, alone = _length(left), []
+            for j in range(n):
+                loss = still(module, {name: tensor[j : j + 1] for name, tensor in batch.items()}).sum()
+                alone.append(loss.detach().cpu().double())
+                grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                left = [_less(total, grad) for total, grad in zip(left, grads, strict=True)]
+                del loss, grads  # before the next ones come
+            compared.append((found, torch.stack(alone), length, _length(left)))
+            del left
         if not generators.same(before, generators.state(device)):
             return
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters.values())
-    half = half or torch.is_autocast_enabled(device.type) or found[several[0]].dtype != torch.float32
-    rough = 0.2 if half else 1e-2
-    for n in several:
-        expected, errors = torch.stack(alone[:n]), _length(left[n])
-        apart = (found[n].cpu().double() - expected).abs().max() > rough * expected.abs().max() + 1e-5
-        if not (torch.isfinite(expected).all() and torch.isfinite(errors + lengths[n])):
+    half = half or torch.is_autocast_enabled(device.type)
+    for found, expected, length, errors in compared:
+        rough = 0.2 if half or found.dtype != torch.float32 else 1e-2
+        apart = (found.cpu().double() - expected).abs().max() > rough * expected.abs().max() + 1e-5
+        if not (torch.isfinite(expected).all() and torch.isfinite(errors + length)):
             return
-        if apart or errors > rough * lengths[n] + 1e-6:
+        if apart or errors > rough * length + 1e-6:
             raise UserError(
-                f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with {n} of "  # noqa: E501
-                "them), though every operation seemed to keep them apart; nothing can be promised for this model. "  # noqa: E501
-                "Does it use code that is hidden from torch, or keep something between calls?"
+                f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with "
+                f"{len(expected)} of them), though nothing in sight mixes them; nothing can be promised for this "
+                "model. Does it use code that is hidden from torch, or keep something between calls?"
             )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.gradients import autograd, generators
 from tacit.gradients.axes import Unsupported, function_name, tensors_in
@@ -148,7 +149,9 @@ AGREED = frozenset(
     for name in ("all", "any", "max", "min", "amax", "amin")
     for f in (getattr(torch, name), getattr(Tensor, name))
 )
-"""Reductions whose value may leave to Python where it is the same for every record by itself."""
+"""Reductions whose value may leave to Python where it is the same for every record by itself.
+
+Not where it has a gradient, which all records together would be given."""
 
 
 class _Anchor(torch.autograd.Function):
@@ -199,6 +202,8 @@ class Tape(TorchFunctionMode):
         self._device = next(iter(batch.values())).device
         self.anchor = torch.zeros((), requires_grad=True)
         self.program: list[int] = []
+        self.watchers = 0
+        """Dispatch modes that are ours."""
         self._saved: list[list[Tensor]] = []
         self._names = list(parameters)
         self._parameters = list(parameters.values())
@@ -234,11 +239,15 @@ class Tape(TorchFunctionMode):
         try:
             return self._seen(func, args, kwargs or {})
         except Unsupported as obstacle:
-            self._obstacle = obstacle  # a model may catch what it likes: `finish` says it again
-            raise
+            self.refuse(obstacle)
+
+    def refuse(self, obstacle: Unsupported) -> NoReturn:
+        """Raise, and again when the pass is over: a model may catch what it likes."""
+        self._obstacle = obstacle
+        raise obstacle
 
     def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch._C._len_torch_dispatch_stack():
+        if torch._C._len_torch_dispatch_stack() != self.watchers:
             raise Unsupported("a mode that may change what operations do", alone=True)
         tensors: list[Tensor] = []
         marks: list[_Mark] = []
@@ -308,7 +317,7 @@ class Tape(TorchFunctionMode):
         parameters: frozenset[int],
     ) -> Any:
         """A call with arguments that have not been seen: where do the axes go?"""
-        if func in AGREED and data and len(args) == 1 and not kwargs:
+        if func in AGREED and data and len(args) == 1 and not kwargs and not args[0].requires_grad:
             return self._agreed(func, args[0], marks[0].axes)
         if data and (func == _WANTS or func is Tensor.requires_grad_):
             return args[0]  # what a model wants of its input's gradient does not concern its parameters
@@ -699,6 +708,24 @@ class Tape(TorchFunctionMode):
 
     def _name(self, parameters: frozenset[int]) -> str:
         return ", ".join(self._names[i] for i in sorted(parameters))
+
+
+class Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses an operation that no function on the tape has asked for.
+
+    Scripted code, and code that switches torch's overrides off, would look at all records behind the tape's
+    back: a branch on their mean leaves nothing on it. Slow, so it watches a model's comparison alone.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tape = tape
+        tape.watchers += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._tape in torch.overrides._get_current_function_mode_stack():
+            self._tape.refuse(Unsupported(f"{func}, called behind the tape's back", alone=True))
+        return func(*args, **(kwargs or {}))
 
 
 def teach_transformers() -> None:

@@ -190,13 +190,13 @@ def _table(std: float) -> _Table:
     assert sum(map(int, proposed)) <= _WHOLE
     ends = np.cumsum(proposed, dtype=np.uint64)
     quick = keep * width * _WHOLE * least * (1 - _MARGIN) >= np.array(sizes, float) * (1 - 2.0**-_QUICK)
-    firsts = np.arange(1 << _PREFIX, dtype=np.uint64) << np.uint64(63 - _PREFIX)
-    entry = np.searchsorted(ends, firsts, side="right")
-    until = np.append(entry[1:], len(ends))
-    # A prefix is sure of its entry if the next one still begins in it.
-    same = until == entry
-    known = np.append(quick, [False] * 3)
-    cells = np.where(same & known[entry], entry - half, _UNSURE).astype(np.int16)
+    # Prefixes whose first continuation proposes entry i are those from until[i − 1] up to until[i].
+    rest = np.uint64((1 << 63 - _PREFIX) - 1)
+    until = (ends + rest >> np.uint64(63 - _PREFIX)).astype(np.int64)
+    which = np.where(quick, np.arange(-half, half), _UNSURE).astype(np.int16)
+    cells = np.full(1 << _PREFIX, _UNSURE)
+    cells[: until[2 * half - 1]] = np.repeat(which, np.diff(until[: 2 * half], prepend=0))
+    cells[until[until > 0] - 1] = _UNSURE  # the last of them may propose the next entry, too
     uniform_bits = 64 - _PREFIX - shift
     return _Table(
         std=std,

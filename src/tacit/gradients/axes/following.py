@@ -162,6 +162,8 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor, axes in zip(outputs, letters, strict=True):
             if len(axes) != tensor.dim():
                 raise Unsupported(f"{packet}: a rule gave {axes!r} for {tuple(tensor.shape)}")
+            if "R" in axes and tensor.shape[axes.index("R")] % self.records:
+                raise Unsupported(f"{packet} leaves records with other numbers of rows")
             tensor._axes = axes  # type: ignore[attr-defined]
             if not targets and call.is_view:
                 self._views[id(tensor)] = tensors_in(args)[0]

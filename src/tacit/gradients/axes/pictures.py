@@ -52,8 +52,8 @@ RULES = table(
     (_space(2), "replication_pad2d max_pool2d"),
     (_space(3), "max_pool3d_with_indices avg_pool3d _adaptive_avg_pool3d adaptive_max_pool3d max_pool3d"),
     (_space(3), "upsample_nearest3d upsample_trilinear3d reflection_pad3d replication_pad3d pixel_shuffle"),
-    (_space(3), "pixel_unshuffle channel_shuffle native_channel_shuffle"),
-    (_images, "im2col col2im"),
+    (_space(3), "pixel_unshuffle"),
+    (_images, "im2col col2im channel_shuffle native_channel_shuffle"),
     (_grid, "grid_sampler_2d grid_sampler_3d grid_sampler"),
     (_pad, "constant_pad_nd pad"),
 )

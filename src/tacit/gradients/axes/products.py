@@ -11,8 +11,6 @@ from tacit.gradients.axes.call import Call, made, makes, table
 def _matmul(call: Call) -> str:
     tensors = call.tensors
     left, right = tensors[-2:]
-    if call.name in ("aten.addmm", "aten.baddbmm", "aten.addbmm"):
-        left, right = tensors[1:3]
     a, b = call.axes(left), call.axes(right)
     call.touch(left, [left.dim() - 1])
     call.touch(right, [max(0, right.dim() - 2)])
@@ -23,7 +21,7 @@ def _matmul(call: Call) -> str:
     if axes.count("R") > 1:
         raise call.refuse("of all records with all records")
     # What was equal or independent in one factor is so in the product only where it is one of the batch.
-    if call.name in ("aten.addmm", "aten.baddbmm"):
+    if len(tensors) == 3:  # addmm, baddbmm and their in-place twins
         axes = call.meet([(axes, call.out.shape), (call.axes(tensors[0]), tensors[0].shape)])
     return axes.replace("P", ".")
 

@@ -29,6 +29,13 @@ def _along(call: Call) -> str:
     return call.touch(tensor, dims_of(call.get("dim", -1), tensor.dim()))
 
 
+def _renormed(call: Call) -> str:
+    """renorm: each slice along `dim` is divided by its own norm, over all other axes."""
+    tensor = call["self"]
+    (dim,) = dims_of(call["dim"], tensor.dim())
+    return call.touch(tensor, [d for d in range(tensor.dim()) if d != dim])
+
+
 def _moved(call: Call) -> str:
     """flip, roll: equal rows stay equal."""
     tensor, axes = call["self"], list(call.axes(call["self"]))
@@ -70,7 +77,8 @@ RULES = table(
     (_reduce, "var_mean std_mean median nanmedian mode aminmax nansum nanmean count_nonzero kthvalue"),
     (_extreme, "max min"),
     (_along, "_softmax _log_softmax softmax log_softmax cumsum cumprod cummax cummin logcumsumexp sort topk"),
-    (_along, "argsort glu renorm"),
+    (_along, "argsort glu"),
+    (_renormed, "renorm"),
     (_moved, "flip roll"),
     (_diagonal, "diagonal"),
     (_last_two, "tril triu"),

@@ -13,6 +13,9 @@ from tacit.gradients.axes.call import Call, dims_of, table, tensors_in
 
 def _view(call: Call) -> str:
     source = call["self"]
+    if call.out.dtype != source.dtype:
+        # The same bytes as other numbers: those along the last axis are cut or joined.
+        return call.axes(source) if call.out.shape == source.shape else call.touch(source, [source.dim() - 1])
     return reshaped(call, call.axes(source), source.shape, call.out.shape)
 
 
