@@ -70,7 +70,7 @@ from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
 from tacit.optimizers.server import OptimizerFactory
-from tacit.privacy import Charge, Mechanism, Poisson, Sampler, Workload
+from tacit.privacy import Charge, ClientLevel, Mechanism, Poisson, Sampler, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
 from tacit.privacy.events import Spend
@@ -441,7 +441,8 @@ def plan(
     spends = mechanism.planned(job.workload, config.rounds, mechanism.noise)
     cost = max((epsilon(spend, mechanism.delta) for spend in spends), key=lambda found: found.value)
     cohort = mechanism.expected(len(job.population))
-    strength = cohort / (mechanism.noise * math.sqrt(job.layout.shared)) if mechanism.noise else math.inf
+    drowned = mechanism.noise_norm(job.layout.shared) if isinstance(mechanism, ClientLevel) else 0.0
+    strength = cohort / drowned if drowned else math.inf
     return {
         "unit": mechanism.unit,
         "epsilon": cost.value,
@@ -654,8 +655,11 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     if privacy is None or not asked:
         return []
     own = "sampling" in (read_passed(folder) or {}) or config.cohort.sampling == "fixed"
-    if privacy.unit != "client" or privacy.adaptive is not None or own:
-        raise UserError("an extrapolation needs client-level privacy, Poisson cohorts and a constant clip")
+    if privacy.unit != "client" or privacy.adaptive is not None or privacy.noise_by_layer or own:
+        raise UserError(
+            "an extrapolation needs client-level privacy, Poisson cohorts, a constant clip and the same "
+            "noise everywhere"
+        )
     noise, done = float(privacy.noise or 0.0), statement(folder).rounds  # type: ignore[arg-type]
     if not noise:
         return []
