@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import tacit
+from tacit.config.fit import fit
 from tacit.errors import UserError
 from tacit.privacy import ClientLevel, Clip, FixedSize, Grid, Poisson, PoissonGaussian, Workload, epsilon
 from tacit.privacy.audit import from_scores
@@ -230,6 +231,11 @@ def test_refusals_name_the_fix() -> None:
         audit_mechanism(made({"1": 0.5}, clip), trials=64)
 
 
+def test_weights_of_a_model_s_layers_do_not_keep_a_clip_from_its_trial() -> None:
+    mechanism = ClientLevel(0.5, 1e-3, Clip(0.5, "dim", weights={"*.mlp.*": 2.0}), Poisson(1.0))
+    assert not audit_mechanism(mechanism, trials=512, confidence=1 - 1e-7).refuted
+
+
 def test_other_layers_than_it_was_made_for_are_refused() -> None:
     mechanism = made({"1": 0.5}, Clip(1.0, "dim"))
     other = Layout.of(nn.Sequential(nn.Linear(2, 4), nn.Linear(1, 2), nn.Linear(4, 1)))
@@ -293,6 +299,15 @@ def test_noise_on_one_layer_alone_claims_nothing(tmp_path: Path) -> None:
     assert math.isinf(said.epsilon)
     assert "no differential privacy: what it releases, or a part of it, has no noise" in said.text()
     assert "so no guarantee holds" in said.noise
+
+
+def test_fitting_asks_nothing_of_names() -> None:
+    """It measures a network of its own, whose layers have other names than the patterns."""
+    first, *_ = layer_names()
+    plain = fit(config(privacy__noise_by_layer={})).worker
+    assert fit(config(privacy__noise_by_layer={first: 0.5})).worker == plain
+    weighted = config(privacy__noise_by_layer={}, privacy__clip__weights={first: 2.0})
+    assert fit(weighted).worker == plain
 
 
 @pytest.mark.parametrize(

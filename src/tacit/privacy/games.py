@@ -92,6 +92,8 @@ def audit_mechanism(
             "privacy.noise_by_layer: an audit has layers of its own, to which these factors do not belong; "
             "leave them out to audit the rest"
         )
+    if mechanism.clip.weights:  # they are of layers that are not here
+        mechanism = replace(mechanism, clip=replace(mechanism.clip, weights={}))
     if mechanism.simulated:
         mechanism = replace(mechanism, entropy="os")
     start = time.perf_counter()
