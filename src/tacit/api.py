@@ -70,7 +70,7 @@ from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
 from tacit.optimizers.server import OptimizerFactory
-from tacit.privacy import Charge, ClientLevel, Mechanism, Poisson, Sampler, Workload
+from tacit.privacy import Charge, ClientLevel, LayeredNoise, Mechanism, Poisson, Sampler, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
 from tacit.privacy.events import Spend
@@ -425,7 +425,8 @@ def plan(
             Steinke 2022, arXiv:2110.03620).
 
     Returns:
-        Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …
+        Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …; `worth` is what is
+        accounted where the noise differs by layer.
 
     Raises:
         UserError: the config has no `privacy` section, or no noise keeps its budget.
@@ -449,6 +450,7 @@ def plan(
         "delta": mechanism.delta,
         "budget": mechanism.epsilon,
         "noise": mechanism.noise,
+        "worth": mechanism.worth(mechanism.noise) if isinstance(mechanism, LayeredNoise) else None,
         "rounds": config.rounds,
         "clients": len(job.population),
         "cohort": cohort,

@@ -287,6 +287,7 @@ def test_noise_is_found_for_a_budget_of_the_whole() -> None:
     by_layer = tacit.plan(config(**asked, privacy__noise_by_layer={first: 0.5}))
     assert 1.9 < plain["epsilon"] <= 2 and 1.9 < by_layer["epsilon"] <= 2
     assert by_layer["noise"] == pytest.approx(plain["noise"] * math.sqrt(2.5), rel=0.01)
+    assert by_layer["worth"] == pytest.approx(plain["noise"], rel=0.01) and plain["worth"] is None
 
 
 def test_noise_on_one_layer_alone_claims_nothing(tmp_path: Path) -> None:
