@@ -4,6 +4,7 @@ with them.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from tacit.data.speech.tiny import tiny
 from tacit.errors import UserError
 from tacit.models.weights import KNOWN_WEIGHTS
 from tacit.privacy import PoissonGaussian, epsilon
+from tacit.vector import Layout
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
@@ -429,6 +431,46 @@ def test_the_rows_of_paper_003s_table_1() -> None:
         (347_530, 10_240, 2006), (1_737_650, 51_200, 2006), (3_475_300, 102_400, 2006),
         (6_950_600, 204_800, 2006), (69_506_000, 204_800, 2034), (695_060_000, 204_800, 3390),
     }  # fmt: skip
+
+
+def test_the_rows_of_paper_003s_table_12() -> None:
+    """Seeds, cohorts and SpecAugment (G.6); the rates of Table 4, whose caption gives them with and without a
+    seed.
+    """
+    rows = {
+        (c.model.start, c.cohort.size, c.model.options.get("augment"), c.local.lr, c.server.lr)
+        for c in runs(RECIPES / "003" / "table-12.yaml")
+    }
+    seeds = ("runs/003-seed-cv-en-10", LS100, "runs/003-seed-ls-960")
+    seeded = {(seed, n, on, 0.2, 0.002) for seed in seeds for n in (8, 16, 32) for on in (True, False)}
+    assert rows == seeded | {(None, n, on, 0.4, 0.006) for n in (8, 16, 32) for on in (True, False)}
+
+
+def test_the_layers_of_paper_003s_figures_15_and_16() -> None:
+    """H.5: noise on attention (wqkv), MLP (w1, w2), LayerNorms (ln) or the last projection (wf) alone; for
+    "dim" also on all but one of them, and half of it on one. Names are those of the network.
+    """
+    names = Layout.of(models.build("ctc-transformer", (80,), 30, size="tiny")).layers
+    kinds = {
+        "*.qkv": {n for n in names if n.endswith("attention.qkv")},
+        "*.mlp.*": {n for n in names if n.endswith(("mlp.up", "mlp.down"))},
+        "*.norm?": {n for n in names if n.endswith((".norm1", ".norm2"))},
+        "*.attention.out": {n for n in names if n.endswith("attention.out")},
+    }
+    for pattern, expected in kinds.items():
+        assert expected and set(fnmatch.filter(names, pattern)) == expected
+    alone = [{kind: 1.0, "*": 0.0} for kind in kinds]
+    others = [{kind: factor} for factor in (0.0, 0.5) for kind in kinds]
+    for name, factors, clips in (
+        ("figure-15", [{}, *alone], ("global", "uniform")),
+        ("figure-16", [{}, *alone, *others], ("dim",)),
+    ):
+        sections = [c.privacy for c in runs(RECIPES / "003" / f"{name}.yaml") if c.privacy is not None]
+        noisy = [s for s in sections if s.noise]
+        found = sorted((s.clip.per, repr(s.noise_by_layer)) for s in noisy)
+        assert found == sorted((per, repr(f)) for per in clips for f in factors)
+        assert {s.noise for s in noisy} == {1e-5 * 1024} and {s.clip.bound for s in sections} == {0.01}
+        assert [s.clip.per for s in sections if not s.noise] == list(clips)
 
 
 @pytest.mark.parametrize("noise", [1e-3, 6.144e-4, 1e-4])

@@ -23,6 +23,7 @@ from tacit.privacy import (
     ExampleLevel,
     FixedSize,
     FixedSizeGaussian,
+    LayeredNoise,
     Poisson,
     PoissonGaussian,
     SecureSum,
@@ -140,6 +141,9 @@ def test_every_mechanism_survives_being_written_down() -> None:
         BltNoise(1.0, 1e-5, Clip(0.5), FixedSize(4), rounds=9, buffers=3),
         BandedNoise(1.0, 1e-5, Clip(0.5), Poisson(0.1), rounds=9, bands=4),
         SecureSum(1.0, 1e-5, Clip(0.5), Poisson(0.1), threshold=0.8, colluding=0.2),
+        LayeredNoise(
+            1.0, 1e-5, Clip(0.5), Poisson(0.1), factors={"0": 2.0}, groups=((1.0, (("delta", 0, 8, 2.0),)),)
+        ),
     ]
     assert {type(mechanism) for mechanism in made} == set(MECHANISMS.values())
     for mechanism in made:

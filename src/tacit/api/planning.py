@@ -15,7 +15,7 @@ from tacit.data import Dataset
 from tacit.errors import UserError
 from tacit.federation.passed import read_passed
 from tacit.federation.statements import read_statement
-from tacit.privacy import Mechanism, Poisson, Sampler, Workload
+from tacit.privacy import ClientLevel, LayeredNoise, Mechanism, Poisson, Sampler, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.conventions import Scale
 from tacit.privacy.events import Spend
@@ -42,7 +42,8 @@ def plan(
             Steinke 2022, arXiv:2110.03620).
 
     Returns:
-        Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …
+        Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …; `worth` is what is
+        accounted where the noise differs by layer.
 
     Raises:
         UserError: the config has no `privacy` section, or no noise keeps its budget.
@@ -58,13 +59,15 @@ def plan(
     spends = mechanism.planned(job.workload, config.rounds, mechanism.noise)
     cost = max((epsilon(spend, mechanism.delta) for spend in spends), key=lambda found: found.value)
     cohort = mechanism.expected(len(job.population))
-    strength = cohort / (mechanism.noise * math.sqrt(job.layout.shared)) if mechanism.noise else math.inf
+    drowned = mechanism.noise_norm(job.layout.shared) if isinstance(mechanism, ClientLevel) else 0.0
+    strength = cohort / drowned if drowned else math.inf
     return {
         "unit": mechanism.unit,
         "epsilon": cost.value,
         "delta": mechanism.delta,
         "budget": mechanism.epsilon,
         "noise": mechanism.noise,
+        "worth": mechanism.worth(mechanism.noise) if isinstance(mechanism, LayeredNoise) else None,
         "rounds": config.rounds,
         "clients": len(job.population),
         "cohort": cohort,
@@ -106,8 +109,11 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     if privacy is None or not asked:
         return []
     own = "sampling" in (read_passed(folder) or {}) or config.cohort.sampling == "fixed"
-    if privacy.unit != "client" or privacy.adaptive is not None or own:
-        raise UserError("an extrapolation needs client-level privacy, Poisson cohorts and a constant clip")
+    if privacy.unit != "client" or privacy.adaptive is not None or privacy.noise_by_layer or own:
+        raise UserError(
+            "an extrapolation needs client-level privacy, Poisson cohorts, a constant clip and the same "
+            "noise everywhere"
+        )
     noise, done = float(privacy.noise or 0.0), read_statement(folder).rounds  # type: ignore[arg-type]
     if not noise:
         return []

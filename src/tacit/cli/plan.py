@@ -402,7 +402,8 @@ def _of_config(file: Path, overrides: list[str], as_json: bool, trials: float | 
     budget = "" if found["budget"] is None else f", within the budget of {found['budget']:g}"
     rows.add_row("ε", f"[bold]{rounded_up(found['epsilon'])}[/bold] for {whom}{budget}{simulated}")
     rows.add_row("δ", f"{found['delta']:g}")
-    rows.add_row("noise", f"{found['noise']:g} × the clipping bound")
+    worth = "" if found["worth"] is None else f"; by layer, worth {found['worth']:.4g} everywhere"
+    rows.add_row("noise", f"{found['noise']:g} × the clipping bound{worth}")
     rows.add_row("rounds", f"{found['rounds']:,}")
     when = ", on average" if found["sampling"] == "poisson" else ""
     rows.add_row("clients", f"{found['cohort']:g} of {found['clients']:,} a round{when}")

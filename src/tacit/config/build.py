@@ -41,7 +41,9 @@ from tacit.models import hub
 from tacit.models.lora import adapt, half_frozen, train_only
 from tacit.optimizers.server import OptimizerFactory
 from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampler, Sampling, as_sampling
+from tacit.privacy.mechanisms.layered import by_layer
 from tacit.tasks import Task
+from tacit.vector import Layout
 
 LANGUAGE = "language"
 """The task whose models predict the next token."""
@@ -228,8 +230,9 @@ def build_job(
     _refuse_misfits(config, algorithm)
     _ask_for_the_unit(config, dataset)
     local = build_local(config, dataset)
+    model = model or build_model(config, dataset)
     return Job(
-        model=model or build_model(config, dataset),
+        model=model,
         task=task or build_task(config, dataset),
         population=population,
         test=_some(validation_records(population, dataset) if validating else dataset.test, config),
@@ -240,7 +243,7 @@ def build_job(
         states=states,
         evaluation_batch=config.evaluate.batch,
         layers=config.evaluate.layers,
-        privacy=build_privacy(config, population, algorithm, local, sampling),
+        privacy=build_privacy(config, population, algorithm, local, model, sampling),
         public=public,
         probe=build_probe(config, population),
         augment=build_augment(config, dataset),
@@ -415,6 +418,7 @@ def build_privacy(
     population: Population,
     algorithm: Algorithm,
     local: Local,
+    model: nn.Module,
     sampler: Sampler | None = None,
 ) -> Mechanism | None:
     """The guarantee, with its noise found for the budget if it is not given."""
@@ -443,11 +447,21 @@ def build_privacy(
         given = section.mechanism.model_dump(exclude_none=True)
         kind = given.pop("kind")
         options |= given | {"rounds": config.rounds}
-    if section.unit == "example" and options:
+    if section.unit == "example" and (options or section.noise_by_layer):
         raise UserError(
-            "privacy.noise_at, privacy.adaptive and privacy.mechanism are for whole clients; at example "
-            "level each client noises its own gradients: leave them out, or set unit: client"
+            "privacy.noise_at, privacy.adaptive, privacy.mechanism and privacy.noise_by_layer are for whole "
+            "clients; at example level each client noises its own gradients: leave them out, or set unit: "
+            "client"
         )
+    if section.noise_by_layer:
+        if kind != "client":
+            raise UserError(
+                "privacy.noise_by_layer goes with independent noise and one clipping norm that stays; leave "
+                "out privacy.adaptive, privacy.mechanism and privacy.aggregation"
+            )
+        layout = Layout.of(model, algorithm.personal_part)
+        groups = by_layer(section.noise_by_layer, section.clip, algorithm.uploads(layout), layout)
+        kind, options = "layered", options | {"factors": section.noise_by_layer, "groups": groups}
     if section.unit == "example" and config.model.frozen == "4bit":
         raise UserError(
             "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to "

@@ -348,6 +348,10 @@ class PrivacySettings(Section):
     """
     epsilon: PositiveFloat | None = None
     """The budget: the run stops before it would be exceeded."""
+    noise_by_layer: dict[str, NonNegativeFloat] = Field({})
+    """At client level: factors on the noise of layers whose names match (`"*.mlp.*": 0.5`), by the first
+    pattern that does; 1 for all others. ε is that of the whole; 0 is for simulations, which claim nothing.
+    """
     noise_at: Literal["server", "clients"] = "server"
     """Who makes the noise at client level: the server on the sum, or each client on its own upload."""
     aggregation: Literal["plain", "secure"] = "plain"
@@ -443,6 +447,8 @@ class Config(Section):
             return privacy
         if privacy.unit == "example" and privacy.extrapolate:
             raise ValueError("privacy.extrapolate is about populations of clients; it needs unit: client")
+        if privacy.noise_by_layer and privacy.extrapolate:
+            raise ValueError("privacy.extrapolate is for the same noise everywhere; leave noise_by_layer out")
         if not isinstance(privacy.noise, NoiseStatedOn):
             return privacy
         if privacy.unit == "example":

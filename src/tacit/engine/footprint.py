@@ -38,7 +38,7 @@ from tacit.engine.states import ClientStates
 from tacit.engine.worker import Job
 from tacit.gradients.clipped import LITTLE, MUCH
 from tacit.gradients.plain import Descent, Losses, plain_gradient
-from tacit.privacy import ExampleLevel
+from tacit.privacy import ClientLevel, ExampleLevel, LayeredNoise, Mechanism
 from tacit.vector import Flat, Vectors
 
 SMALL = 512
@@ -125,6 +125,16 @@ class _Noting:
         return dict(sums)
 
 
+def _nameless(privacy: Mechanism | None) -> ClientLevel | None:
+    """What clients do to uploads, for a network whose layers have other names; nothing at example level."""
+    if not isinstance(privacy, ClientLevel):
+        return None
+    clip = replace(privacy.clip, weights={})
+    if isinstance(privacy, LayeredNoise):
+        return ClientLevel(privacy.noise, privacy.delta, clip, privacy.sampling, entropy=privacy.entropy)
+    return replace(privacy, clip=clip)
+
+
 def one_client(job: Job, states: ClientStates, order: Order) -> Held:
     """Train one client of a small network with the job's algorithm and count what it holds."""
     live = Live()
@@ -141,7 +151,7 @@ def one_client(job: Job, states: ClientStates, order: Order) -> Held:
         job, model=model, task=task, population=Population(records, np.array([0, 4]), np.arange(4)),
         test=records, algorithm=algorithm, states=states, probe=np.empty(0, np.int64), public=public,
         augment=None, local=replace(job.local, batch=4, steps=2, epochs=None, seconds=None),
-        privacy=None if isinstance(job.privacy, ExampleLevel) else job.privacy, layers=False,
+        privacy=_nameless(job.privacy), layers=False,
     )  # fmt: skip
     size = 4 * small.layout.size
     theta = torch.zeros(small.layout.shared)

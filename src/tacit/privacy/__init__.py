@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         BltNoise,
         ClientLevel,
         ExampleLevel,
+        LayeredNoise,
         Mechanism,
         Observer,
         SecureSum,
@@ -57,6 +58,7 @@ __all__ = [
     "Grid",
     "Header",
     "Ids",
+    "LayeredNoise",
     "Ledger",
     "MatrixRow",
     "Mechanism",
@@ -94,7 +96,7 @@ __getattr__, __dir__ = lazily(
         "tacit.privacy.ledger": "Carried Charge Header Ledger Part replay",
         "tacit.privacy.mechanisms": (
             "MECHANISMS AdaptiveClip Aggregation Arrivals BandedNoise BltNoise ClientLevel ExampleLevel "
-            "Mechanism Observer SecureSum Unprotected Workload"
+            "LayeredNoise Mechanism Observer SecureSum Unprotected Workload"
         ),
         "tacit.privacy.metrics": "Metrics Seen",
         "tacit.privacy.sampling": "FixedSize OwnSampling Poisson Sampler Sampling as_sampling",

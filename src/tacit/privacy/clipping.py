@@ -84,7 +84,7 @@ class Clip:
             parts = tuple((name, slice(0, size)) for name, size in sizes.items())
             groups: tuple[Group, ...] = (Group(parts, c),)
         else:
-            layers = [layer for name, size in sizes.items() for layer in _layers(name, size, layout)]
+            layers = layers_of(sizes, layout)
             bounds = self._split([(name, _size(parts)) for name, parts in layers], c)
             groups = tuple(Group(parts, b) for (_, parts), b in zip(layers, bounds, strict=True))
         return Bound(c, self.mode, dict(sizes), groups)
@@ -99,15 +99,22 @@ class Clip:
 
     def _split(self, layers: Sequence[tuple[str, int]], c: float) -> list[float]:
         """C_h of each layer, by its name and dimension."""
-        shares = [self._weight(name) * (size if self.per == "dim" else 1) for name, size in layers]
-        for pattern in self.weights:
-            if not any(fnmatchcase(name, pattern) for name, _ in layers):
-                known = ", ".join(name for name, _ in layers)
-                raise UserError(f"clip.weights: no layer matches {pattern!r}; there are {known}")
+        weights = by_pattern(self.weights, [name for name, _ in layers], "clip.weights")
+        sizes = [size if self.per == "dim" else 1 for _, size in layers]
+        shares = [weight * size for weight, size in zip(weights, sizes, strict=True)]
         return [c * math.sqrt(share / sum(shares)) for share in shares]
 
-    def _weight(self, layer: str) -> float:
-        return next((alpha for pattern, alpha in self.weights.items() if fnmatchcase(layer, pattern)), 1.0)
+
+def by_pattern(values: Mapping[str, float], layers: Sequence[str], key: str) -> list[float]:
+    """The value of each layer: that of the first pattern that its name matches, else 1.
+
+    Raises:
+        UserError: a pattern of the config's `key` that no layer matches.
+    """
+    for pattern in values:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            raise UserError(f"{key}: no layer matches {pattern!r}; there are {', '.join(layers)}")
+    return [next((v for p, v in values.items() if fnmatchcase(name, p)), 1.0) for name in layers]
 
 
 Parts = tuple[tuple[str, slice], ...]
@@ -120,11 +127,15 @@ class Group:
     parts: Parts
     bound: float
 
+    @property
+    def dimension(self) -> int:
+        return _size(self.parts)
+
 
 @dataclass(frozen=True)
 class Bound:
     """A rule bound to uploads: what `scales` allows has a joint norm of at most `bound`, in exact
-    arithmetic.
+    arithmetic; in mode `clip`, each group has one of at most its own.
     """
 
     bound: float
@@ -160,44 +171,37 @@ class Bound:
         """Bounded copies of `uploads` in float32, and their joint norm before that."""
         norm, factors = self.scales(uploads)
         bounded = {name: torch.zeros(size, device=uploads[name].device) for name, size in self.sizes.items()}
-        for name, part, values in self._pieces(uploads, factors):
-            bounded[name][part] = values.float()
+        for group, factor in zip(self.groups, factors, strict=True):
+            for name, part, values in _pieces(uploads, group, factor):
+                bounded[name][part] = values.float()
         return bounded, norm
 
     def add_rounded_(self, uploads: Vectors, grid: Grid, into: Vectors) -> float:
         """Add the bounded `uploads`, as whole numbers of the grid's units, to int64 sums; their norm before.
 
-        What is added satisfies Σk² ≤ 2²ᵇ: it does by construction, and it is checked in whole numbers first.
+        What is added satisfies Σk² ≤ 2²ᵇ, and in mode `clip` each group's is within its own reach: it does by
+        construction, and it is checked in whole numbers first.
         """
         norm, factors = self.scales(uploads)
         if not math.isfinite(norm):
             return norm
         square = 0
-        for _, _, k in self._rounded(uploads, factors, grid):
-            # In float64 first: a sum that could leave 64 bits is far beyond the bound.
-            if float(k.double().square().sum()) > 2.0 * grid.radius**2:
+        for group, factor in zip(self.groups, factors, strict=True):
+            before = square
+            for _, _, k in _rounded(uploads, group, factor, grid):
+                # In float64 first: a sum that could leave 64 bits is far beyond the bound.
+                if float(k.double().square().sum()) > 2.0 * grid.radius**2:
+                    raise ArithmeticError(_BEYOND)
+                square += int(k.mul(k).sum())
+            own = group.bound if self.mode == "clip" else self.bound
+            if square - before > grid.reach(own, group.dimension) ** 2:
                 raise ArithmeticError(_BEYOND)
-            square += int(k.mul(k).sum())
         if square > grid.radius**2:
             raise ArithmeticError(_BEYOND)
-        for name, part, k in self._rounded(uploads, factors, grid):
-            into[name][part].add_(k)
-        return norm
-
-    def _rounded(
-        self, uploads: Vectors, factors: list[float], grid: Grid
-    ) -> Iterator[tuple[str, slice, Tensor]]:
-        for name, part, values in self._pieces(uploads, factors):
-            yield name, part, values.div_(grid.unit).round_().long()
-
-    def _pieces(self, uploads: Vectors, factors: list[float]) -> Iterator[tuple[str, slice, Tensor]]:
-        """The scaled uploads in float64, a stretch at a time."""
         for group, factor in zip(self.groups, factors, strict=True):
-            for name, part in group.parts:
-                for start in range(part.start, part.stop, _STRETCH):
-                    piece = slice(start, min(start + _STRETCH, part.stop))
-                    values = uploads[name][piece].detach().double()
-                    yield name, piece, values.mul_(factor) if factor else torch.zeros_like(values)
+            for name, part, k in _rounded(uploads, group, factor, grid):
+                into[name][part].add_(k)
+        return norm
 
     def _check(self, uploads: Vectors) -> None:
         found = {name: vector.numel() for name, vector in uploads.items()}
@@ -206,6 +210,22 @@ class Bound:
                 f"the client part returned {found} where {self.sizes} was announced: an upload unknown to "
                 "the clipping rule would escape it; return the same names and sizes in every round"
             )
+
+
+def _pieces(uploads: Vectors, group: Group, factor: float) -> Iterator[tuple[str, slice, Tensor]]:
+    """A group of the uploads, scaled, in float64, a stretch at a time."""
+    for name, part in group.parts:
+        for start in range(part.start, part.stop, _STRETCH):
+            piece = slice(start, min(start + _STRETCH, part.stop))
+            values = uploads[name][piece].detach().double()
+            yield name, piece, values.mul_(factor) if factor else torch.zeros_like(values)
+
+
+def _rounded(
+    uploads: Vectors, group: Group, factor: float, grid: Grid
+) -> Iterator[tuple[str, slice, Tensor]]:
+    for name, part, values in _pieces(uploads, group, factor):
+        yield name, part, values.div_(grid.unit).round_().long()
 
 
 def _within(norm: float, bound: float) -> bool:
@@ -225,6 +245,13 @@ def _square(vector: Tensor) -> float:
         wide = scratch[: stretch.numel()].copy_(stretch)
         total += torch.linalg.vector_norm(wide).item() ** 2
     return total
+
+
+def layers_of(sizes: Mapping[str, int], layout: Layout | None) -> list[tuple[str, Parts]]:
+    """Names and places of the layers of uploads of these sizes: those of the layout in each vector that is as
+    long as the model's shared part; any other vector is one layer, called as it is.
+    """
+    return [layer for name, size in sizes.items() for layer in _layers(name, size, layout)]
 
 
 def _layers(name: str, size: int, layout: Layout | None) -> list[tuple[str, Parts]]:

@@ -50,6 +50,7 @@ from tacit.privacy.bits import Ids
 from tacit.privacy.ledger import replay
 from tacit.privacy.mechanisms.base import Arrivals, Mechanism, State, Workload
 from tacit.privacy.mechanisms.example import ExampleLevel
+from tacit.privacy.mechanisms.layered import LayeredNoise
 from tacit.privacy.sampling import FixedSize
 from tacit.vector import Flat, Layout, Vectors
 
@@ -86,6 +87,13 @@ def audit_mechanism(
     """
     if not mechanism.noise:
         raise UserError("privacy.noise is 0: nothing is claimed, so there is nothing to audit")
+    if isinstance(mechanism, LayeredNoise):
+        raise UserError(
+            "privacy.noise_by_layer: an audit has layers of its own, to which these factors do not belong; "
+            "leave them out to audit the rest"
+        )
+    if mechanism.clip.weights:  # they are of layers that are not here
+        mechanism = replace(mechanism, clip=replace(mechanism.clip, weights={}))
     if mechanism.simulated:
         mechanism = replace(mechanism, entropy="os")
     start = time.perf_counter()

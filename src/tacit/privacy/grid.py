@@ -47,6 +47,11 @@ class Grid:
     def radius(self) -> int:
         return 1 << self.bits
 
+    def reach(self, norm: float, dimension: int) -> int:
+        """The most that so many coordinates of norm ≤ `norm` can be in units, once they are rounded."""
+        longer = norm / self.unit + (math.isqrt(max(dimension, 1)) + 1) / 2
+        return min(self.radius, math.ceil(longer) + 1)
+
     def decoded(self, total: Tensor, factor: float) -> Tensor:
         """Whole numbers of units as float32, times `factor`."""
         values = torch.empty(total.numel())

@@ -24,13 +24,14 @@ from tacit.privacy.ledger import Charge, replay
 from tacit.privacy.mechanisms.base import Mechanism, Observer
 from tacit.privacy.totals import Worst
 
+_NONE = "This run gives no differential privacy: what it releases, or a part of it, has no noise."
 WEAK = 20.0
 """An ε above this is worth a word: e²⁰ is half a billion."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """All that is claimed. `epsilon` is infinite when there is no noise."""
+    """All that is claimed. `epsilon` is infinite where something is released without noise."""
 
     unit: str
     relation: str
@@ -73,7 +74,7 @@ class Statement:
     def summary(self) -> str:
         """Two sentences: how much, for whom, and against whom."""
         if math.isinf(self.epsilon):
-            return "This run gives no differential privacy: its noise is 0. Its models may show anything."
+            return f"{_NONE} Its models may show anything."
         units = "whole clients" if self.unit == "client" else "single records"
         claim = f"(ε = {rounded_up(self.epsilon)}, δ = {self.delta:g})-differentially private for {units}"
         finite = [(o.who, o.epsilon) for o in self.observers if o.epsilon is not None]
@@ -98,7 +99,7 @@ class Statement:
                 "With secret entropy the following would hold."
             )
         if math.isinf(self.epsilon):
-            lines.append("This run gives no differential privacy: its noise is 0.")
+            lines.append(_NONE)
         else:
             lines.append(
                 f"This run is (ε = {rounded_up(self.epsilon)}, δ = {self.delta:g})-differentially private "

@@ -13,6 +13,7 @@ from tacit.privacy.mechanisms.base import Aggregation, Arrivals, Mechanism, Obse
 from tacit.privacy.mechanisms.blt import BltNoise
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.mechanisms.example import ExampleLevel
+from tacit.privacy.mechanisms.layered import LayeredNoise
 from tacit.privacy.mechanisms.plain import Unprotected
 from tacit.privacy.mechanisms.secure import SecureSum
 from tacit.privacy.metrics import Metrics
@@ -27,6 +28,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
         BltNoise,
         BandedNoise,
         SecureSum,
+        LayeredNoise,
     )
 }
 
@@ -63,6 +65,7 @@ __all__ = [
     "BltNoise",
     "ClientLevel",
     "ExampleLevel",
+    "LayeredNoise",
     "Mechanism",
     "Observer",
     "SecureSum",

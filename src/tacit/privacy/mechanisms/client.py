@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from tacit.errors import UserError
-from tacit.privacy.bits import Ids
+from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
 from tacit.privacy.gaussian import add_rounded_gaussian_
@@ -158,11 +158,17 @@ class ClientLevel(Mechanism):
             missing = 1 - arrivals.arrived / arrivals.drawn if arrivals.drawn else 1.0
             std = self.shared_std(grid, dimension) * math.sqrt(missing)
         bits = self.bits(workload.seed, round, attempt, RELEASE)
-        mean: Vectors = {}
-        for name, vector in total.items():
+        self.add_noise_(total, std, grid, bits)
+        return {name: grid.decoded(vector, 1 / expected) for name, vector in total.items()}, state
+
+    def add_noise_(self, total: Vectors, std: float, grid: Grid, bits: Bits) -> None:
+        """Noise of so many grid units on every coordinate of a sum, in place."""
+        for vector in total.values():
             add_rounded_gaussian_(vector, std, bits)
-            mean[name] = grid.decoded(vector, 1 / expected)
-        return mean, state
+
+    def noise_norm(self, dimension: int) -> float:
+        """The noise on a sum of so many coordinates: its norm, near enough, in clipping norms."""
+        return self.sum_noise * math.sqrt(dimension)
 
     def measure(
         self,
