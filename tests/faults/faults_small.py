@@ -1,15 +1,18 @@
-"""Small runs to break: without privacy, with client states, at client level and at example level."""
+"""Small runs to break: without privacy, with client states or the best model, at client and example level."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tacit.federation import checkpoint
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "states": {"method": "scaffold"},
+    "best": {"evaluate": {"every": 1, "keep_best": True}},
     "client": {"privacy": {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}},
     "example": {"privacy": {"unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-3}},
     "seeded": {"privacy": {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": "seed"}},
@@ -59,7 +63,7 @@ def records() -> tacit.Dataset:
 
 def recipe(kind: str, file: Path, rounds: int = 4, **sections: Any) -> Path:
     """The same run as a file for the command."""
-    plain = values(kind, rounds) | sections
+    plain = values(kind, rounds) | sections | KINDS[kind]
     plain["data"] = {"import": "faults_small:records", "partition": {"kind": "iid", "clients": 12}}
     file.write_text(yaml.safe_dump(plain), encoding="utf-8")
     return file
@@ -73,14 +77,25 @@ def resume(folder: Path, rounds: int | None = None) -> tacit.Result:
     return tacit.resume(folder, dataset=blobs(48), rounds=rounds)
 
 
-def half(kind: str, folder: Path, stop: int, rounds: int) -> None:
-    """A run that was stopped after `stop` of its `rounds`."""
+def half(kind: str, folder: Path, stop: int, rounds: int, again: bool = False) -> None:
+    """A run that was stopped after `stop` of its `rounds`: a copy of one, unless it is to be run `again`."""
+    if not again:
+        shutil.copytree(_halves(kind, stop, rounds), folder)
+        return
     run(kind, folder, stop)
     if stop < rounds:
         from tacit.config import dump
         from tacit.federation.files import sealed_text, write_atomically
 
         write_atomically(folder / "config.yaml", sealed_text(dump(resolved(folder, rounds))))
+
+
+@cache
+def _halves(kind: str, stop: int, rounds: int) -> Path:
+    place = Path(tempfile.mkdtemp(prefix="tacit-half-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    half(kind, place / "run", stop, rounds, again=True)
+    return place / "run"
 
 
 def resolved(folder: Path, rounds: int) -> tacit.Config:
@@ -90,9 +105,13 @@ def resolved(folder: Path, rounds: int) -> tacit.Config:
 
 
 def vectors(folder: Path) -> dict[str, torch.Tensor]:
-    """The newest checkpoint's vectors."""
+    """The newest checkpoint's vectors; where the best model is kept, also that one's."""
     newest = max((folder / "checkpoint").glob("[0-9]*[0-9]"), key=lambda p: int(p.name))
     found: dict[str, torch.Tensor] = load_file(newest / checkpoint.VECTORS)
+    if (folder / checkpoint.BEST).exists():
+        best = checkpoint.kept(folder)
+        assert best is not None
+        found |= {f"best {best.round} {name}": vector for name, vector in best.vectors.items()}
     return found
 
 

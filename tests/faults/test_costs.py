@@ -164,6 +164,32 @@ def test_the_running_totals_say_what_a_replay_says(tmp_path: Path, kind: str) ->
     spending.close()
 
 
+def test_a_record_is_never_above_the_budget_nor_below_the_truth(tmp_path: Path) -> None:
+    """Rounded up, a budget's last rounds would exceed it; they are known not to, so no more is asked."""
+    free, workload = RUNS["client"]
+    event, rounds = PoissonGaussian(0.01, 1.0), 500
+    budget = pld_epsilon({event: rounds}, 1e-5)
+    mechanism = replace(free, epsilon=budget)
+    spending = Spending(mechanism, workload, tmp_path, "data")
+    spending.open({})
+    for round in range(480):
+        play(spending, mechanism, workload, round)
+    told = []
+    for round in range(480, 510):
+        cohort = mechanism.sample(round, 0, workload)
+        charge = mechanism.charge(round, cohort, workload)
+        if not spending.affords(charge):
+            break
+        spending.record(charge, cohort)
+        told.append(spending.facts()["epsilon"])
+        assert pld_epsilon({event: round + 1}, 1e-5) <= told[-1] <= budget
+    assert round == rounds and told[-1] == budget, "the budget was spent to its end"
+    assert spending.facts(final=True)["epsilon"] <= budget
+    play(spending, mechanism, workload, 500)  # nobody asked whether that fits: it is counted, not assumed
+    assert spending.facts()["epsilon"] == pld_epsilon({event: 501}, 1e-5) > budget
+    spending.close()
+
+
 def test_rounded_counts_are_upper_bounds_and_few() -> None:
     counts = [rounded_count(n) for n in range(1, 100_000)]
     assert all(n <= c <= 1.035 * n for n, c in enumerate(counts, start=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -16,7 +17,7 @@ from typing import Any
 import faults_small as small
 import pytest
 import yaml
-from forks import cli_main, forked
+from forks import cli_main, command, forked
 
 import tacit
 from tacit import config as configs
@@ -135,9 +136,12 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
         "",
         "a: b: c",
         "x" * 3_000_000,
+        'name: "a\\0b"\n',
+        'name: "\\ud800"\n',
+        'base: "\\0"\n',
     ],
     ids=["bomb", "itself", "recursive", "digits", "deep", "deeper", "date", "key", "null", "list", "empty",
-         "colons", "long"],
+         "colons", "long", "nul", "half", "base"],
 )  # fmt: skip
 def test_yaml_that_is_a_trap_is_refused_at_once(tmp_path: Path, text: str) -> None:
     file = tmp_path / "config.yaml"
@@ -148,6 +152,53 @@ def test_yaml_that_is_a_trap_is_refused_at_once(tmp_path: Path, text: str) -> No
     assert read(file) == "refused"
     with pytest.raises(tacit.UserError):
         configs.load(GOOD, configs.parse_overrides([f"local={text}"]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--rate=0.1", "--noise=1", "--delta=1e-5", "--rounds=" + "9" * 5000],
+        ["plan", "--rate=0.1", "--noise=1", "--delta=1e-5", "--noise-on=" + "x" * 5000],
+        ["run", "a\nb\nc.yaml"],
+        ["run", "recipe.yaml", "--set", "a\nb"],
+        ["run", "recipe.yaml", "--set", 'name="\\0"'],
+        ["recipes", "\udcff"],
+    ],
+    ids=["digits", "choice", "lines", "set", "nul", "bytes"],
+)
+def test_what_is_typed_makes_no_second_line(tmp_path: Path, monkeypatch: Any, words: list[str]) -> None:
+    """Nor a page: what is long is shortened."""
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(RECIPE)
+    end = command(*words)
+    assert (end.code, end.out) == (2, ""), end
+    [line] = end.err.splitlines()
+    assert line.startswith("tacit: ") and len(line) < 1500
+
+
+@pytest.mark.parametrize("tune", [True, -1, "x", [1], [[]], 0.5])
+def test_a_case_of_a_sweep_tunes_by_a_mapping(tmp_path: Path, tune: Any) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump({**GOOD, "sweep": {"cases": [{"seed": 1, "tune": tune}]}}))
+    with pytest.raises(tacit.UserError, match="`tune` names keys and a list of values for each"):
+        read_sweep(file, {})
+
+
+@pytest.mark.parametrize("noise", ["1e7", "1e17", "1e60", "1e300"])
+def test_however_much_noise_has_a_plan(noise: str) -> None:
+    """Also so much that losses drown in the rounding of 1, and where ε is 0."""
+    words = ["--rate=0.1", "--rounds=10", "--delta=1e-5", "--compare-closed-form", "--json"]
+    end = command("plan", f"--noise={noise}", *words)
+    assert (end.code, end.err) == (0, ""), end
+    assert 0 <= json.loads(end.out)["epsilon"] < 1e-3
+
+
+@pytest.mark.parametrize("noise", ["1e-9", "1e-99", "1e-160", "5e-324"])
+def test_however_little_noise_has_a_plan(noise: str) -> None:
+    for how in ("--rate=0.1", "--rate=1"):
+        end = command("plan", f"--noise={noise}", how, "--rounds=10", "--delta=1e-5", "--json")
+        assert (end.code, end.err) == (0, ""), end
+        assert json.loads(end.out)["epsilon"] > 1e6
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "..", "/tmp/x", "a/../../b", ".hidden", "."])
@@ -287,12 +338,12 @@ def test_commands_on_a_broken_run_are_one_line(tmp_path: Path) -> None:
         file = tmp_path / "run" / name
         whole = file.read_bytes()
         file.write_bytes(b"\xff\xfe nonsense \x00\n" + whole[40:])
-        for command in commands:
-            done = forked(cli_main(*command, "run"))
-            assert done.code in (0, 2), (name, command, done)
-            if command != ["verify"]:
-                assert done.riddle is None, (name, command)
-            if done.code == 2 and command != ["verify"]:
-                assert len(done.err.strip().splitlines()) == 1, (name, command, done.err)
+        for words in commands:
+            done = forked(cli_main(*words, "run"))
+            assert done.code in (0, 2), (name, words, done)
+            if words != ["verify"]:
+                assert done.riddle is None, (name, words)
+            if done.code == 2 and words != ["verify"]:
+                assert len(done.err.strip().splitlines()) == 1, (name, words, done.err)
             file.write_bytes(b"\xff\xfe nonsense \x00\n" + whole[40:])
         file.write_bytes(whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -29,6 +29,8 @@ from tacit.cli.test import test
 from tacit.cli.verify import verify
 from tacit.errors import UserError
 
+LONGEST = 1200
+"""Characters of an error that a person is told."""
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command, option or argument; it has no public name for it."""
 
@@ -95,12 +97,10 @@ def main() -> None:
     try:
         code = app(prog_name="tacit", standalone_mode=False)
     except UserError as error:
-        print(f"tacit: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else "tacit"
-        print(f"tacit: {error.format_message().rstrip('.')}; see `{command} --help`", file=sys.stderr)
-        sys.exit(2)
+        _refuse(f"{error.format_message().rstrip('.')}; see `{command} --help`")
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of the answer has left
@@ -108,13 +108,20 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        print(f"tacit: {place}{error.strerror or error}; what was saved before is there", file=sys.stderr)
-        sys.exit(2)
+        _refuse(f"{place}{error.strerror or error}; what was saved before is there")
     except RuntimeError as error:
         if (
             type(error).__name__ != "ClientError"
         ):  # its room is not imported for commands that train no client
             raise
-        print(f"tacit: {str(error).splitlines()[0]}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error).splitlines()[0])
     sys.exit(code)
+
+
+def _refuse(why: str) -> NoReturn:
+    """One line, however long what was typed is, and whatever is in it."""
+    line = " ".join(why.splitlines())
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
+    print(f"tacit: {line}".encode(errors="replace").decode(), file=sys.stderr)
+    sys.exit(2)

@@ -142,10 +142,22 @@ def _refuse_endless(node: yaml.Node, seen: list[int], depth: int) -> None:
     seen[0] += 1
     if seen[0] > MOST_NODES or depth > DEEPEST:
         raise yaml.MarkedYAMLError(problem="aliases that stand for too much, or for themselves")
+    if isinstance(node, yaml.ScalarNode) and not _plain(node.value):
+        raise yaml.MarkedYAMLError(
+            problem="a null character, or half of one, which no name has", problem_mark=node.start_mark
+        )
     if isinstance(node, yaml.CollectionNode):
         for child in node.value:
             for part in child if isinstance(child, tuple) else (child,):
                 _refuse_endless(part, seen, depth + 1)
+
+
+def _plain(text: str) -> bool:
+    """Whether a text can be a file's name, and be written to one."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def dump(config: Config) -> str:

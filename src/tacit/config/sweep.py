@@ -204,6 +204,8 @@ def _families(
         raise UserError(
             f"{file}: sweep.cases: give a list of settings, each a mapping of keys (got {cases!r})"
         )
+    if not all(isinstance(case.get("tune") or {}, dict) for case in cases):
+        raise UserError(f"{file}: sweep.cases: `tune` names keys and a list of values for each")
     families = []
     for case in cases:
         own = {k: v if isinstance(v, list) else [v] for k, v in case.items() if k != "tune"}

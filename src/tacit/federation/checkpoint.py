@@ -121,9 +121,7 @@ def newest(
     damaged: list[str] = []
     for place in finished(folder):
         try:
-            facts = read_facts(place)
-            if digest(place / VECTORS) != facts["sha256"]:
-                raise ValueError("its contents do not match its hash")
+            facts = sound_facts(place)
             check(facts)
             return Checkpoint(facts["round"], load_file(place / VECTORS), facts), damaged
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -134,6 +132,14 @@ def newest(
             "restore one, or start the run again"
         )
     return None, damaged
+
+
+def sound_facts(place: Path) -> Facts:
+    """A checkpoint's manifest; ValueError if that, or a vector, is not as it was written."""
+    facts = read_facts(place)
+    if digest(place / VECTORS) != facts["sha256"]:
+        raise ValueError(f"{VECTORS} does not match its hash")
+    return facts
 
 
 def read_facts(place: Path) -> Facts:
@@ -147,11 +153,12 @@ def read_facts(place: Path) -> Facts:
 
 def _refuse_odd(facts: Facts) -> None:
     """ValueError for a manifest that holds what no manifest does, though its hash is right."""
-    parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending", "seen")
+    parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending", "seen", "best")
     kinds = {"round": int, "sha256": str} | dict.fromkeys(parts, dict)
     inner = {"versions": str, "states": str, "belongs": str}
     ledger = {"charges": int, "head": str}
     known = {"metrics": {"bytes": int, "sha256": str}, "spending": ledger, "seen": ledger}
+    known["best"] = {"round": int, "sha256": str}
     for name, kind in kinds.items():
         value = facts.get(name, kind())
         odd = type(value) is not kind
@@ -206,8 +213,52 @@ def check_states(states: ClientStates, facts: Facts) -> None:
 
 def kept(run: Path) -> Checkpoint | None:
     """What a run's model is: the best one where that is kept, else the newest; None if none was saved."""
-    best, _ = newest(run / BEST)
-    return best or newest(run / "checkpoint")[0]
+    for facts in kept_facts(run / "checkpoint")[:1]:
+        if facts.get("best"):
+            return _read_best(run, facts["best"])
+    return newest(run / "checkpoint")[0]
+
+
+def save_best(run: Path, checkpoint: Checkpoint) -> Facts:
+    """Save the best model so far beside those before it; what the next checkpoint says of it."""
+    save(run / BEST, checkpoint, keep=len(finished(run / BEST)) + 1)
+    place = best_place(run, checkpoint.round)
+    return {"round": checkpoint.round, "sha256": digest(place / FACTS)}
+
+
+def best_place(run: Path, round: int) -> Path:
+    """Where the best model is, if it is of this round."""
+    return run / BEST / f"{round:06d}"
+
+
+def tidy_best(run: Path) -> None:
+    """Remove what was the best once: all that no checkpoint names any more."""
+    if (run / BEST).exists():
+        named = {facts["best"]["round"] for facts in kept_facts(run / "checkpoint") if facts.get("best")}
+        for place in finished(run / BEST):
+            if int(place.name) not in named:
+                _remove(place)
+
+
+def refuse_other_best(run: Path, best: Facts) -> Facts:
+    """The manifest of the best model that a checkpoint names; ValueError if it is another, or damaged."""
+    place = best_place(run, best["round"])
+    if digest(place / FACTS) != best["sha256"]:
+        raise ValueError(f"{FACTS} is not the one that was saved")
+    return sound_facts(place)
+
+
+def _read_best(run: Path, best: Facts) -> Checkpoint:
+    try:
+        facts = refuse_other_best(run, best)
+        vectors = load_file(best_place(run, best["round"]) / VECTORS)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{best_place(run, best['round'])}: the best model is damaged or gone ({reason}); restore it, or "
+            "start the run again"
+        ) from None
+    return Checkpoint(facts["round"], vectors, facts)
 
 
 def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> None:

@@ -82,6 +82,8 @@ class Federation:
         self._metrics_saved: dict[str, Any] | None = None
         self._spent: dict[str, Any] = {}
         self._unrecorded: Record | None = None
+        self._best: dict[str, Any] = {}
+        """Which of the best models on disk is this run's, for the next checkpoint's manifest."""
         self._notes = self._restore()
 
     def run(self) -> Result:
@@ -189,8 +191,7 @@ class Federation:
         seconds = time.perf_counter() - start
         server.seconds += seconds
         self._tell(record | {"seconds": round(seconds, 4)})
-        if self._watch.hear(record) and self.settings.evaluate.keep_best:
-            checkpoints.save(self.folder / checkpoints.BEST, self._checkpoint(), keep=1)
+        self._keep_best()
         return True
 
     def _due(self, every: int) -> bool:
@@ -227,10 +228,20 @@ class Federation:
 
     def _tell(self, record: Record) -> None:
         self._unrecorded = record
-        self._metrics.round(record)
+        self._note(record)
         self._unrecorded = None
         for tracker in self.trackers[1:]:
             tracker.round(record)
+
+    def _note(self, record: Record) -> None:
+        self._metrics.round(record)
+        self._watch.hear(record)
+
+    def _keep_best(self) -> None:
+        """Save the model if its test was the best, and it is not saved yet."""
+        due = self.settings.evaluate.keep_best and self._watch.round == self.server.round > 0
+        if due and self._best.get("round") != self.server.round:
+            self._best = checkpoints.save_best(self.folder, self._checkpoint())
 
     def _save_what_is_whole(self) -> None:
         """Save the rounds that were finished since the last checkpoint, if nothing forbids it."""
@@ -238,17 +249,19 @@ class Federation:
             return
         with suppress(OSError, SafetensorError, UserError):
             if self._unrecorded is not None:  # its evaluation failed, or its record; the round did not
-                self._metrics.round({"seconds": 0.0} | self._unrecorded)
+                self._note({"seconds": 0.0} | self._unrecorded)
             self._save()
 
     def _save(self) -> None:
         server, spending = self.server, self.spending
+        self._keep_best()  # no checkpoint without the model that its metrics call the best
         saved = self._checkpoint()
         spending.explain(final=server.round == self.settings.rounds or self.stopped is not None)
         folder = self.folder / "checkpoint"
         checkpoints.save(folder, saved, self.settings.checkpoint.keep)
         self._saved = server.round
         server.saved({int(place.name) for place in checkpoints.finished(folder)})
+        checkpoints.tidy_best(self.folder)
 
     def _checkpoint(self) -> Checkpoint:
         server, spending = self.server, self.spending
@@ -257,6 +270,7 @@ class Federation:
             "metrics": self._metrics.saved(),
             **spending.saved(),
             "remarks": spending.remarks,
+            **({"best": self._best} if self._best else {}),
             **server.facts(),
         }
         return Checkpoint(server.round, on_host(server.vectors()), facts)
@@ -276,4 +290,5 @@ class Federation:
             self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
             self._spent = {name: saved.facts.get(name, {}) for name in (SPENT, SEEN_SPENT)}
             self.spending.remarks = list(saved.facts.get("remarks", ()))
+            self._best = saved.facts.get("best", {})
         return notes

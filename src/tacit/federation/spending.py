@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,9 @@ class Spending:
         self._tally = Tally()
         self._known: tuple[tuple[int, bool], Worst] | None = None
         """The worst client after so many charges: a round's record and its statement both ask."""
+        self._afforded: Charge | None = None
+        self._within = -1
+        """After so many charges, all of them together are proved to stay within the budget."""
 
     def open(self, saved: Mapping[str, Any]) -> None:
         """The run begins, or goes on from a checkpoint that `saved` these facts about its ledgers."""
@@ -82,7 +86,9 @@ class Spending:
         """Whether the budget has room for one more charge."""
         if charge is None or self._mechanism is None or self._mechanism.epsilon is None:
             return True
-        return not self._open.would_exceed(charge, self._mechanism.epsilon)
+        within = not self._open.would_exceed(charge, self._mechanism.epsilon)
+        self._afforded = charge if within else None
+        return within
 
     def make_room(self, charge: Charge | None, vectors: Vectors) -> None:
         """Have the disk's space for the checkpoint that follows a charge, or refuse before it is made."""
@@ -99,6 +105,8 @@ class Spending:
             self.seen.charge(shown)
         self._open.charge(charge)
         self._tally.add(charge)
+        if charge is self._afforded:
+            self._within = len(self._open.charges)
 
     def facts(self, final: bool = False) -> dict[str, Any]:
         """Plain values for a round's record; before the final one, ε may be an upper bound: see `_worst`."""
@@ -107,7 +115,7 @@ class Spending:
         return {"epsilon": self._worst(final).epsilon.value, "delta": self._mechanism.delta}
 
     def _worst(self, exact: bool) -> Worst:
-        """The worst client. Unless `exact`, with counts rounded up where that stays within the budget."""
+        """The worst client. Unless `exact`, with counts rounded up, but never above the budget."""
         key = len(self._open.charges), exact
         if self._known is None or self._known[0] != key:
             self._known = key, self._found(exact)
@@ -116,11 +124,15 @@ class Spending:
     def _found(self, exact: bool) -> Worst:
         assert self._mechanism is not None
         totals, delta, budget = self._open.totals, self._mechanism.delta, self._mechanism.epsilon
-        for digits in () if exact else DIGITS:
-            found = totals.worst(delta, digits)
-            if budget is None or found.epsilon.value <= budget:
-                return found
-        return totals.worst(delta)
+        if exact:
+            return totals.worst(delta)
+        found = totals.worst(delta, DIGITS[0])
+        if budget is None or found.epsilon.value <= budget:
+            return found
+        if self._within != len(self._open.charges):
+            return totals.worst(delta)
+        # Rounded up it exceeds the budget; counted well enough it was proved not to, before the last charge.
+        return replace(found, epsilon=found.epsilon.at_most(budget))
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint must know of each ledger: how long it was, and its last line's hash."""

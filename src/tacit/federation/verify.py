@@ -9,9 +9,9 @@ from tacit.engine import DirectoryStates
 from tacit.engine.states import STATES
 from tacit.errors import UserError
 from tacit.federation import checkpoint
-from tacit.federation.checkpoint import CONFIG, LINEAGE, VECTORS
+from tacit.federation.checkpoint import CONFIG, LINEAGE
 from tacit.federation.ending import RESULT, read_ending
-from tacit.federation.files import digest, unsealed_text
+from tacit.federation.files import unsealed_text
 from tacit.federation.lineage import read_lineage
 from tacit.federation.passed import OBJECTS, read_passed
 from tacit.federation.start import MODEL, read_weights
@@ -49,7 +49,7 @@ def examine(run: Path) -> list[Finding]:
         found += [_ledger(run, LEDGER), _statement(run)]
     if (run / SEEN).exists():
         found.append(_ledger(run, SEEN))
-    found += _checkpoints(run)
+    found += [*_checkpoints(run), *_best(run)]
     if (run / METRICS).exists():
         found.append(_metrics(run))
     if (run / RESULT).exists():
@@ -110,9 +110,7 @@ def _checkpoints(run: Path) -> list[Finding]:
     for place in checkpoint.finished(run / "checkpoint"):
         name = f"checkpoint/{place.name}"
         try:
-            facts = checkpoint.read_facts(place)
-            if digest(place / VECTORS) != facts["sha256"]:
-                raise ValueError(f"{VECTORS} does not match its hash")
+            facts = checkpoint.sound_facts(place)
             checkpoint.check_states(store, facts)
             checkpoint.refuse_other_files(run, facts)
         except (OSError, ValueError, KeyError, TypeError, UserError) as error:
@@ -129,6 +127,21 @@ def _checkpoints(run: Path) -> list[Finding]:
             for f in found
         ]
     return found
+
+
+def _best(run: Path) -> list[Finding]:
+    named = [facts["best"] for facts in checkpoint.kept_facts(run / "checkpoint") if facts.get("best")]
+    found = {}
+    for best in named:
+        name = str(checkpoint.best_place(run, best["round"]).relative_to(run))
+        try:
+            checkpoint.refuse_other_files(run, checkpoint.refuse_other_best(run, best))
+            found[name] = Finding(name)
+        except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+            found[name] = Finding(
+                name, str(error), "the run can go on, but its best model so far is lost; restore it"
+            )
+    return list(found.values())
 
 
 def _metrics(run: Path) -> Finding:

@@ -76,6 +76,8 @@ def closed_form_noise(rate: float, rounds: int, epsilon: float, delta: float) ->
     >>> round(closed_form_noise(rate=0.05, rounds=200, epsilon=1.0, delta=1e-3), 2)
     7.2
     """
+    if not epsilon:
+        return math.inf
     return math.sqrt(7 * rate**2 * rounds * (epsilon + 2 * math.log(1 / delta))) / epsilon
 
 

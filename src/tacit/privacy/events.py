@@ -57,6 +57,11 @@ class Event:
         raise ValueError(f"nothing dominates both {self} and {other}")
 
 
+LEAST, MOST = 1e-50, 1e100
+"""Noise whose square the accountants can compute with. Less counts as none, and more as this: ε can only be
+overstated.
+"""
+
 E = TypeVar("E", bound=type[Event])
 EVENTS: dict[str, type[Event]] = {}
 """Every class of events by its kind."""
@@ -90,9 +95,10 @@ class PoissonGaussian(Event):
     def dp_event(self) -> Any:
         from tacit.privacy.library import dp_accounting
 
-        if self.noise == 0:
+        if self.noise < LEAST:
             return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.PoissonSampledDpEvent(self.rate, dp_accounting.GaussianDpEvent(self.noise))
+        gaussian = dp_accounting.GaussianDpEvent(min(self.noise, MOST))
+        return dp_accounting.PoissonSampledDpEvent(self.rate, gaussian)
 
     def dominates(self, other: Event) -> bool:
         return isinstance(other, PoissonGaussian) and self.rate >= other.rate and self.noise <= other.noise
@@ -130,11 +136,10 @@ class FixedSizeGaussian(Event):
     def dp_event(self) -> Any:
         from tacit.privacy.library import dp_accounting
 
-        if self.noise == 0:
+        if self.noise < LEAST:
             return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.SampledWithoutReplacementDpEvent(
-            self.population, self.size, dp_accounting.GaussianDpEvent(self.noise / 2)
-        )
+        gaussian = dp_accounting.GaussianDpEvent(min(self.noise, MOST) / 2)
+        return dp_accounting.SampledWithoutReplacementDpEvent(self.population, self.size, gaussian)
 
     def dominates(self, other: Event) -> bool:
         return isinstance(other, FixedSizeGaussian) and self.rate >= other.rate and self.noise <= other.noise

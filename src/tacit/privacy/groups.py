@@ -23,7 +23,7 @@ from collections import Counter
 
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.accountants.pld import SMALLEST_DELTA
-from tacit.privacy.events import Event, PoissonGaussian, Spend, unsampled
+from tacit.privacy.events import LEAST, Event, PoissonGaussian, Spend, unsampled
 
 SIZES = (2, 5, 10)
 """The groups that a statement speaks of."""
@@ -59,7 +59,7 @@ def _summed(items: list[tuple[PoissonGaussian, int]]) -> Spend:
 def _mixture(items: list[tuple[PoissonGaussian, int]], delta: float, size: int) -> float:
     from tacit.privacy.library import dp_accounting
 
-    if any(event.noise == 0 for event, _ in items):
+    if any(event.noise < LEAST for event, _ in items):
         return math.inf
     tail = math.log(delta * 1e-4 / sum(count for _, count in items))
     interval = max(_reach(event, size, tail) / _POINTS for event, _ in items)

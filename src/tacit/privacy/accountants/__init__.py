@@ -22,13 +22,13 @@ ask for ε should not wait for it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tacit.errors import UserError
 from tacit.privacy.accountants import pld, rdp
 from tacit.privacy.accountants.rdp import Items
-from tacit.privacy.events import Event, PoissonGaussian, Spend, unsampled
+from tacit.privacy.events import LEAST, Event, PoissonGaussian, Spend, unsampled
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,12 @@ class Epsilon:
     def value(self) -> float:
         """The guarantee: the smaller of the proved bounds (the PLD one, but for rounding)."""
         return self.rdp if self.pld is None else min(self.pld, self.rdp)
+
+    def at_most(self, bound: float) -> Epsilon:
+        """The same, where it is known from elsewhere that `value` is no more than `bound`."""
+        if self.pld is None:
+            return replace(self, rdp=min(self.rdp, bound))
+        return replace(self, pld=min(self.pld, bound))
 
 
 def epsilon(spend: Spend, delta: float) -> Epsilon:
@@ -111,7 +117,7 @@ def _merged(spend: Spend) -> Spend:
     if len(found) < 2:
         return {found.get(event, event): count for event, count in spend.items()}
     rest = {event: count for event, count in spend.items() if event not in found}
-    if any(gaussian.noise == 0 for gaussian in found.values()):
+    if any(gaussian.noise < LEAST for gaussian in found.values()):
         return rest | {PoissonGaussian(1.0, 0.0): 1}
     precision = math.fsum(spend[event] / gaussian.noise**2 for event, gaussian in found.items())
     return rest | {PoissonGaussian(1.0, (1 - 1e-12) / math.sqrt(precision)): 1}

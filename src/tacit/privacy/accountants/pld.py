@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tacit.privacy.accountants.rdp import Items
-from tacit.privacy.events import Event, PoissonGaussian, unsampled
+from tacit.privacy.events import LEAST, MOST, Event, PoissonGaussian, unsampled
 
 SMALLEST_DELTA = 1e-11
 """Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there."""
@@ -23,6 +23,9 @@ LARGEST_STEP = 512.0
 """Losses so large that a grid of them has wider steps overflow eˣ; ε is in the millions there, and RDP bounds
 it.
 """
+
+SMALLEST_STEP = 1e-18
+"""With so much noise that one loss is smaller, it drowns in the rounding of 1; RDP bounds it."""
 
 FINE, ROUGH = 30_000, 2_000
 """Most points on the grid of one event's privacy losses; making them takes about 5 µs each."""
@@ -42,8 +45,10 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
     for event, count in items:
         if not isinstance(event, PoissonGaussian):
             return None
-        if event.noise == 0:
+        if event.noise < LEAST:
             return math.inf
+        if event.noise > MOST:
+            return None
         # Without sampling, k Gaussians are one with noise ÷ √k: exact, with no grid to compose on.
         merged.append(
             (1.0, event.noise / math.sqrt(count), 1) if event.rate == 1 else (event.rate, event.noise, count)
@@ -51,7 +56,7 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
     # Outcomes this rare are counted as if they revealed everything: ten thousand times rarer than δ in all.
     tail = 5 * math.floor(math.log(delta * 1e-4 / sum(count for _, _, count in merged)) / 5)
     interval = min(_grid(*part, tail, points) for part in merged)
-    if interval > LARGEST_STEP:
+    if not SMALLEST_STEP <= interval <= LARGEST_STEP:
         return None
     parts = (_pld(rate, noise, interval, tail).self_compose(count) for rate, noise, count in merged)
     total = reduce(lambda one, other: one.compose(other), parts)
@@ -90,5 +95,6 @@ def _grid(rate: float, noise: float, count: int, tail: int, points: int) -> floa
     wanted = min(1e-4, spread / 10)
     # Never wider than the spread for the sum's sake: rounding up would stretch the sum itself.
     affordable = max(width / points, min(composed / (7 * points), spread / 4))
+    widest = max(wanted, affordable)
     # A power of two, so that a run that grows by one event at a time meets the same few cached grids.
-    return float(2.0 ** round(math.log2(max(wanted, affordable))))
+    return float(2.0 ** round(math.log2(widest))) if widest else 0.0
