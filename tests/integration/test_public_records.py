@@ -72,5 +72,5 @@ def test_pre_training_on_public_records_ends_with_a_model_to_start_from() -> Non
 
 
 def test_without_public_records_there_is_nothing_to_pre_train_on(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="pretrain.records: no record is public; set data.public"):
+    with pytest.raises(UserError, match="no record is public; set"):
         build_job(central(**{"data.public": 0.0}), tmp_path, dataset=blobs(100))
