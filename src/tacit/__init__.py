@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         run,
         statement,
         test,
+        test_clients,
         trained,
         verify,
     )
@@ -53,6 +54,7 @@ __all__ = [
     "statement",
     "sweep",
     "test",
+    "test_clients",
     "trained",
     "verify",
 ]
@@ -62,7 +64,8 @@ __getattr__, __dir__ = lazily(
     {
         "tacit.algorithms": "Algorithm",
         "tacit.api": (
-            "compare dataset export ledger load page plan resume run statement test trained verify"
+            "compare dataset export ledger load page plan resume run statement test test_clients trained "
+            "verify"
         ),
         "tacit.config.audit": "audit",
         "tacit.data": "ArrayRecords Dataset",

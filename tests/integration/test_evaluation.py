@@ -17,7 +17,7 @@ import tacit
 from command import GOOD
 from command import tacit as command
 from conftest import blobs
-from methods_small import configured, halves, play
+from methods_small import configured, halves, play, small
 from tacit.config.build import build_job, build_probe
 from tacit.errors import UserError
 from tacit.report import compare
@@ -167,3 +167,24 @@ def test_a_model_may_be_judged_by_some_records_always_the_same(tmp_path: Path) -
     assert some == judges(**{"evaluate.records": 7}), "a resume is judged by the same"
     assert some != judges(**{"evaluate.records": 7, "seed": 77})
     assert judges(**{"evaluate.records": 1000}) == everyone
+
+
+@pytest.mark.parametrize("method", ["fedavg", "centaur"])
+def test_clients_tested_after_a_run_are_those_of_its_last_evaluation(method: str) -> None:
+    """From the checkpoint and the kept personal parts alone, bit for bit."""
+    more = {"model": {"name": "mlp", "hidden": [8]}, "evaluate.tune": {"epochs": 2, "lr": 0.2}}
+    last = tacit.run(configured(method, OWN | more), "run", dataset=small()).metrics[-1]
+    round, found = tacit.test_clients("run", 99, dataset=small())
+    assert round == last["round"] == 3 and found.keys() == {"personal", "tuned"}
+    for kind, each in found.items():
+        assert len(each) == 4
+        for name in ("accuracy", "loss"):
+            assert sum(own[name] for own in each.values()) / 4 == last[f"{kind}_{name}"]
+    fewer = tacit.test_clients("run", 2, dataset=small())[1]["tuned"]
+    assert len(fewer) == 2 and fewer.items() <= found["tuned"].items()
+
+
+def test_clients_without_records_of_their_own_cannot_be_tested() -> None:
+    tacit.run(configured("fedavg", {"model": "logistic"}), "run", dataset=small())
+    with pytest.raises(UserError, match="no test split of their own"):
+        tacit.test_clients("run", 2, dataset=small())

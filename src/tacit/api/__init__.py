@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tacit.api.folders import RUNS, new_folder
     from tacit.api.inputs import dataset, load
     from tacit.api.planning import extrapolations, plan
-    from tacit.api.reading import compare, ledger, page, statement, test, verify
+    from tacit.api.reading import compare, ledger, page, statement, test, test_clients, verify
     from tacit.api.training import resume, run
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "run",
     "statement",
     "test",
+    "test_clients",
     "trained",
     "verify",
 ]
@@ -47,7 +48,7 @@ __getattr__, __dir__ = lazily(
         "tacit.api.folders": "RUNS new_folder",
         "tacit.api.inputs": "dataset load",
         "tacit.api.planning": "extrapolations plan",
-        "tacit.api.reading": "compare ledger page statement test verify",
+        "tacit.api.reading": "compare ledger page statement test test_clients verify",
         "tacit.api.training": "resume run",
     },
 )

@@ -15,7 +15,7 @@ from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG
 from tacit.federation.lineage import read_lineage
 from tacit.federation.statements import Together, read_statement, read_together
-from tacit.federation.testing import Metrics, load_newest, metrics_by_user
+from tacit.federation.testing import Metrics, load_newest, metrics_by_client, metrics_by_user
 from tacit.federation.verify import Finding, examine
 from tacit.privacy.statement import Statement
 from tacit.report.compare import find_runs, rows, to_json
@@ -63,6 +63,37 @@ def test(
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
     return round, *metrics_by_user(job)
+
+
+def test_clients(
+    place: str | Path, count: int, overrides: Sequence[str] = (), *, dataset: Dataset | None = None
+) -> tuple[int, dict[str, dict[int, Metrics]]]:
+    """Evaluate clients' own models, each on its client's own held-out records (`data.holdout`).
+
+    Args:
+        place: a run's folder (its newest model, with the personal parts that it keeps), or a config.
+        count: clients; drawn as for `evaluate.clients`, so the first evaluation of a run names the same.
+        overrides: `key=value` settings, as on the command line.
+        dataset: records of one's own, if the run was given some.
+
+    Returns:
+        The round, and by client: `personal`, and `tuned` where the config has `evaluate.tune`.
+
+    Raises:
+        UserError: there is no run or config, or clients have no records held out.
+    """
+    place = Path(place)
+    is_run = place.is_dir()
+    given = configs.parse_overrides(list(overrides))
+    config = recorded_config(place, given) if is_run else load_one(place, given)
+    if not config.data.holdout:
+        raise UserError("clients have no test split of their own; data.holdout was not set")
+    job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
+    round = load_newest(job, place) if is_run else 0
+    kinds = {"personal": None} | ({} if config.evaluate.tune is None else {"tuned": config.evaluate.tune})
+    return round, {
+        kind: metrics_by_client(job, place if is_run else None, count, tune) for kind, tune in kinds.items()
+    }
 
 
 def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +14,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from tacit.report.compare import Row, Spread
+    from tacit.report.paired import Difference
+    from tacit.tasks import Headline
 
 
 def compare(
@@ -20,6 +23,10 @@ def compare(
     picture: Annotated[Path | None, typer.Option(help="Also draw the curves here (.png, .svg).")] = None,
     metric: Annotated[
         str | None, typer.Option(help="What the picture shows; by default what the runs are judged by.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--against", metavar="LABEL", help="Also each row's difference from this one."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
@@ -31,20 +38,31 @@ def compare(
     - `tacit compare runs/a runs/b`
 
     - `tacit compare runs/my-sweep --picture curves.png`
+
+    - `tacit compare runs/my-sweep --against dp-fedavg`: paired over the seeds, with a confidence interval
     """
-    from tacit.report.compare import find_runs, judged_by, rows, to_json
+    from tacit.report.compare import against, find_row, find_runs, judged_by, rows, to_json
     from tacit.report.picture import curves
 
     table = rows(find_runs(runs))
+    paired = against(table, find_row(table, reference)) if reference is not None else {}
     if picture is not None:
         curves(table, metric or judged_by(table).name, picture)
     if as_json:
-        print(json.dumps(to_json(table)))
+        plain = to_json(table)
+        for row in plain if reference is not None else ():
+            gaps = paired.get(row["label"], {})
+            row["against"] = {
+                "label": reference, **{title: _plain(difference) for title, difference in gaps.items()},
+            }  # fmt: skip
+        print(json.dumps(plain))
         return
     console = Console(highlight=False, width=max(80, Console().width))
     console.print(comparison(table))
     for remark in remarks(table):
         console.print(f"[yellow]note:[/yellow] {remark}")
+    if reference is not None:
+        console.print(_gaps(paired, judged_by(table), reference))
     if picture is not None:
         console.print(f"Curves drawn in {picture}")
 
@@ -79,6 +97,27 @@ def comparison(table: list[Row]) -> Table:
         moved = row.total("bytes_up") + row.total("bytes_down")
         shown.add_row(*cells, f"{moved / 1e6:.0f}", f"{row.total('seconds'):.3g}")
     return shown
+
+
+def _gaps(paired: dict[str, dict[str, Difference]], metric: Headline, reference: str) -> Table:
+    """Differences as a table; a row with one seed in common has no interval."""
+    from tacit.report.paired import LEVEL
+
+    title = f"{metric.title}: difference from {reference}, paired over seeds [{LEVEL:.0%} interval]"
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=escape(title), title_justify="left")
+    columns = list(dict.fromkeys(name for gaps in paired.values() for name in gaps))
+    for name in ("", "seeds", *columns):
+        shown.add_column(name, justify="left" if name == "" else "right")
+    for label, gaps in paired.items():
+        cells = [gaps[name].text(100 if metric.share else 1) if name in gaps else "–" for name in columns]
+        pairs = max(difference.pairs for difference in gaps.values())
+        shown.add_row(escape(label), str(pairs), *map(escape, cells))
+    return shown
+
+
+def _plain(difference: Difference) -> dict[str, float | None]:
+    """For JSON, which has no infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in vars(difference).items()}
 
 
 def remarks(table: list[Row]) -> list[str]:

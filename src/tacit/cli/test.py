@@ -23,6 +23,10 @@ def test(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
     ] = [],  # noqa: B006 (typer reads the default and never changes it)
     limit: Annotated[int, typer.Option(min=1, help="Users to list, the worst first.")] = 20,
+    clients: Annotated[
+        int | None,
+        typer.Option(min=1, help="Instead, test so many clients, each on its own held-out records."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
     """Test a model on the common test set, all together and by user (in speech: by speaker).
@@ -32,10 +36,16 @@ def test(
     - `tacit test runs/small-003-20261115-214047`
 
     - `tacit init small/003/table-1`, then `tacit test table-1.yaml --set model.start=runs/seed`
+
+    - `tacit test runs/personal --clients 1000`: each with its own part of the model and, where the config has
+    `evaluate.tune`, after it has tuned for itself
     """
     from tacit import api
     from tacit.tasks import headline
 
+    if clients is not None:
+        _clients(*api.test_clients(place, clients, overrides), as_json)
+        return
     round, whole, each = api.test(place, overrides)
     if as_json:
         print(json.dumps({"round": round, "all": whole, "users": each}))
@@ -56,3 +66,13 @@ def test(
     console.print(table)
     if len(each) > limit:
         console.print(f"… and {len(each) - limit:,} more; --limit shows them")
+
+
+def _clients(round: int, found: dict[str, dict[int, Metrics]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"round": round, **found}))
+        return
+    for kind, each in found.items():
+        names = next(iter(each.values()), {})
+        means = (f"{name} {sum(own[name] for own in each.values()) / len(each):.3g}" for name in names)
+        print(f"{kind}, mean over {len(each):,} clients: {', '.join(means)}")

@@ -54,11 +54,13 @@ WORDS = "token-classification"
 def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions of the public records, and of the others, which clients share.
 
-    Where clients are the data's own users, whole users are set aside: a record of a protected client is not
-    public.
+    Which ones are public is a fact about the data and not about a run: every seed sets the same ones aside,
+    so a model that was pre-trained on them has seen no client's of any run. Of each class it is the same
+    share. Where clients are the data's own users, whole users are set aside: a record of a protected client
+    is not public.
     """
-    n, share = len(dataset.train), config.data.public
-    rng = randomness.generator(config.seed, "public")
+    n, share, labels = len(dataset.train), config.data.public, dataset.train.labels
+    rng = randomness.generator(0, "public")
     if share and isinstance(config.data.partition, Natural) and dataset.train.users is not None:
         names, owner = np.unique(dataset.train.users, return_inverse=True)
         chosen = np.zeros(len(names), bool)
@@ -72,8 +74,36 @@ def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], N
             raise UserError(f"data.public: {share:g} of the records takes all {len(names)} users; lower it")
         return np.flatnonzero(chosen[owner]), np.flatnonzero(~chosen[owner])
     order = rng.permutation(n)
-    public, private = np.split(order, [round(n * share)])
+    wanted = round(n * share)
+    if wanted and labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        order = order[np.argsort(_turns(labels[order]), kind="stable")]
+    public, private = np.split(order, [wanted])
     return np.sort(public), np.sort(private)
+
+
+def _turns(labels: NDArray[Any]) -> NDArray[np.float64]:
+    """When each record's turn comes if classes are drawn from evenly: by its share of its own class.
+
+    >>> _turns(np.array([7, 7, 3, 7, 3, 7])).tolist()
+    [0.125, 0.375, 0.25, 0.625, 0.75, 0.875]
+    """
+    turns = np.empty(len(labels))
+    for kind in np.unique(labels):
+        of = np.flatnonzero(labels == kind)
+        turns[of] = (np.arange(len(of)) + 0.5) / len(of)
+    return turns
+
+
+def split_records(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions of the public records, and of those that are trained on; `pretrain.records: public` trains
+    on the public ones.
+    """
+    public, private = split_public(config, dataset)
+    if config.pretrain is None or config.pretrain.records == "all":
+        return public, private
+    if not len(public):
+        raise UserError("pretrain.records: no record is public; set data.public to a share such as 0.1")
+    return np.empty(0, np.int64), public
 
 
 def build_population(
@@ -82,7 +112,7 @@ def build_population(
     """The clients and what each one holds, out of the `private` records: those that are not public."""
     records = dataset.train
     if private is None:
-        _, private = split_public(config, dataset)
+        _, private = split_records(config, dataset)
     rng = randomness.generator(config.seed, "partition")
     kind = config.data.partition
     if isinstance(kind, HeldByOwners):
@@ -215,7 +245,7 @@ def build_job(
     """What the workers need; any part can be given as an object instead of by name."""
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
-    public, private = split_public(config, dataset)
+    public, private = split_records(config, dataset)
     population = population or build_population(config, dataset, private)
     states: ClientStates = DirectoryStates(folder / STATES)
     if isinstance(population, Owners):

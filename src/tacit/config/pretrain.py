@@ -34,7 +34,9 @@ def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError("data.partition: with `pretrain` all records are in one place; leave it out")
     local = {key: section[key] for key in ("batch", "seconds") if section.get(key) is not None}
     server = {
-        key: value for key, value in section.items() if key not in ("steps", "clip", "batch", "seconds")
+        key: value
+        for key, value in section.items()
+        if key not in ("steps", "records", "clip", "batch", "seconds")
     }
     steps = section.get("steps")
     seldom = max(1, steps // EVALUATIONS) if isinstance(steps, int) else 1

@@ -176,7 +176,10 @@ class Data(Section):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's records kept to choose settings by (`evaluate.split`), never trained on."""
     public: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the records that belongs to no client and needs no protection (adadps)."""
+    """Share of the records that belongs to no client and needs no protection (adadps, `pretrain.records`).
+
+    The same share of each class, and the same records with every seed.
+    """
     offline: bool = False
     """Never ask a hub."""
     image: str | None = None
@@ -293,6 +296,10 @@ class Pretraining(BaseModel):
     """Records in a batch."""
     seconds: PositiveFloat | None = None
     """Seconds of sound in a batch, instead of a number of records."""
+    records: Literal["all", "public"] = "all"
+    """`public`: those alone that `data.public` sets aside, which are then no client's in a run that does so
+    too.
+    """
     optimizer: str = "lars"
     clip: PositiveFloat | None = 1.0
     """Largest norm of a step's gradient."""

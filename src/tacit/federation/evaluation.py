@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tacit import randomness
-from tacit.engine import Engine, Tune
+from tacit.engine import Engine, Job, Tune
 from tacit.federation.server import Server
 from tacit.federation.tracking import Record
 
@@ -17,14 +18,19 @@ def evaluation(server: Server, engine: Engine) -> Record:
     return found if tune is None else found | _clients(server, engine, "tuned", tune)
 
 
+def some_clients(job: Job, count: int) -> NDArray[np.int64]:
+    """So many clients; the same ones every time, so that a curve shows training and not the draw."""
+    rng = randomness.generator(job.seed, "evaluated clients")
+    chosen = rng.choice(len(job.population), min(count, len(job.population)), replace=False, shuffle=False)
+    return np.sort(chosen)
+
+
 def _clients(server: Server, engine: Engine, prefix: str, tune: Tune | None) -> Record:
     job = server.job
     count = min(server.settings.evaluate.clients, len(job.population))
     if count == 0:
         return {}
-    # The same clients every time, so that the curve shows training and not the draw.
-    rng = randomness.generator(job.seed, "evaluated clients")
-    chosen = np.sort(rng.choice(len(job.population), count, replace=False, shuffle=False))
+    chosen = some_clients(job, count)
     results = engine.evaluate_clients(server.message(), server.participants(chosen), tune)
     names = results[0].keys() if results else ()
     return {f"{prefix}_{name}": sum(r[name] for r in results) / len(results) for name in names}

@@ -1,4 +1,4 @@
-"""A model on the common test set, all together and by user.
+"""A model on the common test set, all together and by user; and each client's own model on its own records.
 
 Users of the test set are nobody's clients (in speech: the test speakers), so their numbers say how evenly a
 model serves people it has never met.
@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.engine import Job
-from tacit.engine.worker import add_sums, evaluate
+from tacit.engine import Job, Participant, Tune
+from tacit.engine.states import NONE
+from tacit.engine.worker import Worker, add_sums, evaluate
 from tacit.federation.checkpoint import kept, load_model
+from tacit.federation.evaluation import some_clients
+from tacit.vector import read_buffers
 
 Metrics = dict[str, float]
 
@@ -44,3 +47,23 @@ def metrics_by_user(job: Job) -> tuple[Metrics, dict[str, Metrics]]:
     ]
     each = {str(name): metrics(part) for name, part in zip(names, sums, strict=True)}
     return metrics(add_sums(sums)), each
+
+
+def metrics_by_client(
+    job: Job, folder: Path | None, count: int, tune: Tune | None = None
+) -> dict[int, Metrics]:
+    """Metrics of `count` clients' own models, each on its own held-out records: `job.model` with the personal
+    part that the run in `folder` keeps for it.
+
+    The clients are those that a run evaluates while it trains. With `tune`, each first trains for itself.
+    """
+    saved = None if folder is None else kept(folder)
+    versions = {} if saved is None else saved.facts["versions"]
+    worker = Worker(job)
+    message = {"theta": worker.flat.shared.clone(), **read_buffers(job.model)}
+    found = {}
+    for client in some_clients(job, count).tolist():
+        own = worker.evaluate_client(message, Participant(client, versions.get(str(client), NONE)), tune)
+        if own:
+            found[client] = job.task.summarise(own)
+    return found

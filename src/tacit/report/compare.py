@@ -28,6 +28,7 @@ from tacit.federation.passed import Passed, read_passed
 from tacit.federation.tracking import METRICS
 from tacit.federation.verify import refuse_changed_config
 from tacit.reading import read_text
+from tacit.report.paired import Difference, paired
 from tacit.tasks import Headline, headline
 
 KINDS: dict[str, Any] = {
@@ -114,6 +115,14 @@ class Row:
         """The metric at the end of each run."""
         return Spread.of([series[-1][1] for run in self.runs if (series := run.series(metric))])
 
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """The same, for each seed."""
+        return {
+            int(run.config.get("seed", 0)): series[-1][1]
+            for run in self.runs
+            if (series := run.series(metric))
+        }
+
     def best(self, metric: Headline) -> Spread | None:
         """The metric's best value in each run."""
         found = [series for run in self.runs if (series := run.series(metric.name))]
@@ -121,7 +130,10 @@ class Row:
 
     def own(self, metric: Headline) -> Spread | None:
         """The metric on the clients' own test splits."""
-        return self.last(f"{'tuned' if self.tuned else 'personal'}_{metric.name}")
+        return self.last(self.own_name(metric))
+
+    def own_name(self, metric: Headline) -> str:
+        return f"{'tuned' if self.tuned else 'personal'}_{metric.name}"
 
     def total(self, name: str) -> float:
         """Sum of a quantity over a run, averaged over the runs."""
@@ -237,6 +249,34 @@ def _with_tuned(row: Row) -> list[Row]:
 def judged_by(table: Sequence[Row]) -> Headline:
     """The metric that these runs are compared by."""
     return headline({name for row in table for run in row.runs for record in run.metrics for name in record})
+
+
+def find_row(table: Sequence[Row], label: str) -> Row:
+    """The row of that label."""
+    for row in table:
+        if row.label == label:
+            return row
+    raise UserError(f"no row is called {label!r}; there are {', '.join(repr(row.label) for row in table)}")
+
+
+def against(table: Sequence[Row], reference: Row) -> dict[str, dict[str, Difference]]:
+    """By row and by metric (`last`, and `own` where it was measured): the difference from the reference,
+    paired over the seeds that both have. Rows that share no seed with it are left out.
+    """
+    metric = judged_by(table)
+    found: dict[str, dict[str, Difference]] = {}
+    for row in table:
+        if row is reference:
+            continue
+        names = {
+            "last": (metric.name, metric.name),
+            "own": (row.own_name(metric), reference.own_name(metric)),
+        }
+        for title, (ours, theirs) in names.items():
+            values, others = row.by_seed(ours), reference.by_seed(theirs)
+            if values.keys() & others.keys():
+                found.setdefault(row.label, {})[title] = paired(values, others)
+    return found
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
