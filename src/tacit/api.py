@@ -64,7 +64,7 @@ from tacit.federation.passed import (
 )
 from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
-from tacit.federation.testing import Metrics, load_newest, metrics_by_user
+from tacit.federation.testing import Tested, load_newest, tested
 from tacit.federation.trackers import open_tracker
 from tacit.federation.verify import Finding, examine, refuse_changed_config
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
@@ -338,9 +338,7 @@ def verify(folder: str | Path) -> list[Finding]:
     return examine(folder)
 
 
-def test(
-    place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None
-) -> tuple[int, Metrics, dict[str, Metrics]]:
+def test(place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None) -> Tested:
     """Evaluate a run's newest model, or the one a config starts from, on the test set.
 
     Args:
@@ -349,7 +347,8 @@ def test(
         dataset: records of one's own, if the run was given some.
 
     Returns:
-        The round, the metrics, and the metrics by user.
+        The round, the metrics, the metrics by user and how they are spread. Nothing is told of single users
+        who are clients of a run that claims to protect them.
 
     Raises:
         UserError: there is no run, or no such config.
@@ -360,7 +359,8 @@ def test(
     config = _config(place, given) if is_run else load_one(place, given)
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
-    return round, *metrics_by_user(job)
+    claimed = config.privacy is not None and config.privacy.entropy == "os"
+    return tested(job, round, config.privacy.unit if config.privacy is not None and claimed else None)
 
 
 def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:
