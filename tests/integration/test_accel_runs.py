@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from tacit.config.methods import METHODS
 from tacit.config.schema import Config
 from tacit.data.speech.tiny import tiny
 from tacit.engine import InProcessSettings
-from tacit.engine.device import devices
+from tacit.engine.device import Compute, devices
+from tacit.models import MODELS
+from tacit.privacy import MECHANISMS
+from tacit.tasks import TASKS
 from text_helpers import sentences
 
 
@@ -71,44 +75,30 @@ def test_every_method(method: str) -> None:
     vectors_sent, participants = 4, 2 * CLIENTS
     assert traffic.up <= 2 * vectors_sent * 2 + participants * (vectors_sent + STEPS * 2 * (2 + 1 + 1))
     assert traffic.down <= 2 * vectors_sent + participants * (vectors_sent + 2) + 40
+    print("READS", method, traffic.reads, traffic.up, traffic.down)
 
 
-MECHANISMS = {
+CLIENT_LEVEL: dict[str, dict[str, Any]] = {
+    "client": {},
+    "adaptive-clip": {"privacy.adaptive": {}},
+    "blt": {"privacy.mechanism": "blt", "cohort": 2},
+    "banded": {"privacy.mechanism": {"kind": "banded", "bands": 2}, "cohort": 2},
+    "secure": {"privacy.aggregation": "secure"},
     "noise at the clients": {"privacy.noise_at": "clients"},
-    "adaptive clipping": {"privacy.adaptive": {}},
     "a bound for each layer": {"privacy.clip.per": "dim"},
     "normalised updates": {"privacy.clip.mode": "normalize"},
+    "private metrics": {"privacy.metrics": True},
 }
+"""What a config says for each mechanism of the registry, and for the ways to use one."""
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", [*MECHANISMS, *(name for name in CLIENT_LEVEL if name not in MECHANISMS)])
 def test_every_mechanism(name: str) -> None:
-    config = configured("dp-fedavg-client", {"privacy.noise": 1.0, "rounds": 2, **MECHANISMS[name]})
+    if name == "example":
+        config = configured("dp-fedavg", {"rounds": 2})
+    else:
+        config = configured("dp-fedavg-client", {"privacy.noise": 1.0, "rounds": 2, **CLIENT_LEVEL[name]})
     both(config, model=halves(), dataset=small())
-
-
-MODELS: dict[str, dict[str, Any]] = {
-    "mlp": {"name": "mlp", "hidden": [8]},
-    "cnn": {"name": "cnn"},
-    "resnet": {"name": "resnet18"},
-    "vit": {"name": "vit", "patch": 4, "width": 12, "depth": 2, "heads": 3, "dropout": 0.1},
-}
-
-
-@pytest.mark.parametrize("unit", ["none", "example", "client"])
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_family(name: str, unit: str) -> None:
-    method = {"none": "fedavg", "example": "dp-fedadamw", "client": "dp-fedavg-client"}[unit]
-    options: dict[str, Any] = {"model": MODELS[name], "local.batch": 4, "local.steps": 2, "cohort": 2}
-    if unit == "client":
-        options["privacy.noise"] = 1.0
-    both(configured(method, options), dataset=blobs(24, side=22 if name == "cnn" else 8))
-
-
-def sayings(labelled: bool = False) -> tacit.Dataset:
-    rows = [{"text": text, "who": n % 6, "y": n % 2} for n, text in enumerate(sentences(48))]
-    options = {"label": "y"} if labelled else {"task": "language"}
-    return tacit.dataset(rows, text="text", user="who", tokenizer="bytes", max_length=16, **options)
 
 
 TINY = {
@@ -121,7 +111,58 @@ TINY = {
         "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 24, "max_position_embeddings": 32,
     },
+    "roberta": {
+        "model_type": "roberta", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 24, "max_position_embeddings": 34,
+    },
+    "vit": {
+        "model_type": "vit", "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 24, "patch_size": 4,
+    },
+    "swin": {
+        "model_type": "swin", "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "patch_size": 2,
+        "window_size": 2, "drop_path_rate": 0.1,
+    },
 }  # fmt: skip
+SMALL_VIT = {"name": "vit", "patch": 4, "width": 12, "depth": 2, "heads": 3, "dropout": 0.1}
+FAMILIES: dict[str, dict[str, Any] | None] = {
+    "cnn": {"name": "cnn"},
+    "ctc_transformer": None,
+    "logistic": {"name": "logistic"},
+    "mlp": {"name": "mlp", "hidden": [8]},
+    "resnet18": {"name": "resnet18"},
+    "roberta_base": None,
+    "swin_base": {"config": TINY["swin"]},
+    "swin_tiny": {"config": TINY["swin"]},
+    "vit": SMALL_VIT,
+    "vit_base": {"config": TINY["vit"]},
+    "vit_tiny": SMALL_VIT,
+}
+"""Each network of the registry at its smallest; None: it reads no pictures, and has a test of its own."""
+
+
+def test_every_network_of_the_registry_has_its_family_here() -> None:
+    assert FAMILIES.keys() == MODELS.keys()
+
+
+PICTURES = {str(model): name for name, model in FAMILIES.items() if model is not None}
+"""Families that are the same at their smallest are tested once."""
+
+
+@pytest.mark.parametrize("unit", ["none", "example", "client"])
+@pytest.mark.parametrize("name", PICTURES.values())
+def test_every_model_family(name: str, unit: str) -> None:
+    method = {"none": "fedavg", "example": "dp-fedadamw", "client": "dp-fedavg-client"}[unit]
+    options: dict[str, Any] = {"model": FAMILIES[name], "local.batch": 4, "local.steps": 2, "cohort": 2}
+    if unit == "client":
+        options["privacy.noise"] = 1.0
+    both(configured(method, options), dataset=blobs(24, side=22 if name == "cnn" else 8))
+
+
+def sayings(labelled: bool = False) -> tacit.Dataset:
+    rows = [{"text": text, "who": n % 6, "y": n % 2} for n, text in enumerate(sentences(48))]
+    options = {"label": "y"} if labelled else {"task": "language"}
+    return tacit.dataset(rows, text="text", user="who", tokenizer="bytes", max_length=16, **options)
 
 
 def texts(kind: str, unit: str | None, **more: Any) -> Config:
@@ -146,11 +187,27 @@ def test_language_models(model: str, unit: str | None) -> None:
     both(texts(model, unit, **more), dataset=sayings())
 
 
-def test_text_classification() -> None:
-    both(texts("bert", "example"), dataset=sayings(labelled=True))
+@pytest.mark.parametrize("model", ["bert", "roberta"])
+def test_text_classification(model: str) -> None:
+    both(texts(model, "example"), dataset=sayings(labelled=True))
 
 
-def test_speech() -> None:
+def tagged() -> tacit.Dataset:
+    rows = [
+        {"words": text.split(), "tags": ["AB"[len(w) % 2] for w in text.split()]} for text in sentences(24)
+    ]
+    options = {"text": "words", "label": "tags", "task": "token-classification"}
+    return tacit.dataset(rows, tokenizer="bytes", max_length=32, **options)
+
+
+def table(task: str) -> tacit.Dataset:
+    x = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
+    label = x[:, 0].tolist() if task == "regression" else [["a"] * bool(r[0] > 0) + ["b"] for r in x]
+    rows = [{**{f"x{i}": v for i, v in enumerate(r.tolist())}, "y": y} for r, y in zip(x, label, strict=True)]
+    return tacit.dataset(rows, features=["x0", "x1", "x2", "x3"], label="y", task=task)
+
+
+def speech() -> Config:
     model = {"name": "ctc-transformer", "size": "tiny", "depth": 1, "width": 24, "hidden": 32}
     values = {
         "rounds": 2, "data": {"name": "tiny", "partition": {"kind": "natural"}},
@@ -158,19 +215,29 @@ def test_speech() -> None:
         "local": {"steps": 2, "seconds": 2.0, "lr": 0.1, "clip": 1.0},
         "evaluate": {"every": 2, "batch": 16}, "engine": {"workers": 0},
     }  # fmt: skip
-    both(tacit.load(values), dataset=tiny(speakers=3, utterances=4))
+    return tacit.load(values)
 
 
-@pytest.mark.parametrize("task", ["regression", "multi-label"])
-def test_other_tasks(task: str) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(48, 4)).astype(np.float32)
-    label = x[:, 0].tolist() if task == "regression" else [["a"] * bool(r[0] > 0) + ["b"] for r in x]
-    rows = [{"x": r.tolist(), "y": y} for r, y in zip(x, label, strict=True)]
-    rows = [{**{f"x{i}": v for i, v in enumerate(row["x"])}, "y": row["y"]} for row in rows]
-    data = tacit.dataset(rows, features=["x0", "x1", "x2", "x3"], label="y", task=task)
-    split = {"name": "own", "partition": {"kind": "iid", "clients": CLIENTS}}
-    config = configured("dp-fedavg", {"model": {"name": "mlp", "hidden": [4]}, "data": split})
+IID = {"name": "own", "partition": {"kind": "iid", "clients": CLIENTS}}
+
+
+def perceptron() -> Config:
+    return configured("dp-fedavg", {"model": {"name": "mlp", "hidden": [4]}, "data": IID})
+
+
+TRAINED: dict[str, Callable[[], tuple[Config, tacit.Dataset]]] = {
+    "classification": lambda: (texts("bert", None), sayings(labelled=True)),
+    "language": lambda: (texts("gpt2", None), sayings()),
+    "multi-label": lambda: (perceptron(), table("multi-label")),
+    "regression": lambda: (perceptron(), table("regression")),
+    "speech": lambda: (speech(), tiny(speakers=3, utterances=4)),
+    "token-classification": lambda: (texts("bert", "example", data=IID), tagged()),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task(task: str) -> None:
+    config, data = TRAINED[task]()
     both(config, dataset=data)
 
 
@@ -184,15 +251,25 @@ def test_a_pool_with_a_worker_for_each_device(tmp_path: Path, monkeypatch: pytes
     assert facts(pooled) == facts(alone)
 
 
-def test_a_run_goes_on_elsewhere_and_is_exported(tmp_path: Path) -> None:
+def test_a_run_goes_on_elsewhere_and_back_and_is_exported(tmp_path: Path) -> None:
     config, data = texts("llama", "client", rounds=3), sayings()
     whole = tacit.run(config, "whole", device="cpu", dataset=data, progress=False)
-    first = config.model_copy(update={"rounds": 2})
-    part = tacit.run(first, "part", device=accel.NAME, dataset=data, progress=False)
-    rest = tacit.resume(part.path, rounds=3, device="cpu", dataset=data, progress=False)
-    assert torch.equal(vectors(whole.path)["state.theta"], vectors(rest.path)["state.theta"])
-    assert "device: accel" in (part.path / "config.yaml").read_text()
-    assert all(p.device.type == "cpu" for p in rest.model.parameters())
+    tacit.export(whole.path, tmp_path / "whole", dataset=data)
+    expected, exported = vectors(whole.path), load_file(tmp_path / "whole" / "model.safetensors")
+    for places in ([accel.NAME, "cpu", accel.NAME], ["cpu", accel.NAME, "cpu"]):
+        name = "-".join(places)
+        first = config.model_copy(update={"rounds": 1})
+        part = tacit.run(first, name, device=places[0], dataset=data, progress=False)
+        assert f"device: {places[0]}" in (part.path / "config.yaml").read_text()
+        for rounds, place in enumerate(places[1:], 2):
+            part = tacit.resume(part.path, rounds=rounds, device=place, dataset=data, progress=False)
+        assert all(torch.equal(vector, expected[key]) for key, vector in vectors(part.path).items())
+        assert facts(part) == facts(whole)
+        assert all(p.device.type == "cpu" for p in part.model.parameters())
+        assert tacit.test(part.path, dataset=data).whole == tacit.test(whole.path, dataset=data).whole
+        tacit.export(part.path, tmp_path / name, dataset=data)
+        again = load_file(tmp_path / name / "model.safetensors")
+        assert all(torch.equal(tensor, again[key]) for key, tensor in exported.items())
 
 
 def test_what_is_not_there_is_refused() -> None:
@@ -210,5 +287,38 @@ def test_auto_takes_every_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices("auto") == ["cuda:0", "cuda:1"]
+    assert devices(["cuda:0", "cuda:1"]) == ["cuda:0", "cuda:1"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert devices("auto") == ["cuda"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
+    assert devices("auto") == devices("mps") == ["mps"]
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 3)
+    assert devices("auto") == ["xpu:0", "xpu:1", "xpu:2"] and devices("xpu:2") == ["xpu:2"]
+
+
+def test_sums_of_a_device_without_float64_are_the_host_s() -> None:
+    assert Compute("mps").sums == "cpu" and Compute("cuda:1").sums == "cuda:1"
+
+
+class Pinned:
+    """What a batch's tensor is asked for on its way to a GPU."""
+
+    def __init__(self, told: list[object]) -> None:
+        self.told = told
+
+    def pin_memory(self) -> Pinned:
+        self.told.append("pinned")
+        return self
+
+    def to(self, device: str, non_blocking: bool = False) -> Pinned:
+        self.told.append((device, non_blocking))
+        return self
+
+
+def test_a_batch_reaches_a_gpu_from_pinned_memory_while_it_computes() -> None:
+    told: list[object] = []
+    Compute("cuda:1").batch({"x": Pinned(told)})  # type: ignore[dict-item]
+    assert told == ["pinned", ("cuda:1", True)]

@@ -60,7 +60,7 @@ def test_a_run_stops_when_it_no_longer_improves_and_keeps_the_best(scripted: lis
     assert result.kept == "the best, accuracy 50.0%, was after round 2"
     assert torch.equal(flat(result.model), flat(best))
     assert torch.equal(flat(tacit.trained("run")), flat(best)), "and so has whoever asks later"
-    assert tacit.test("run")[0] == 2
+    assert tacit.test("run").round == 2
     again = tacit.resume("run")
     assert again.stopped == result.stopped and len(again.metrics) == 4, "it has stopped, and stays so"
     longer = tacit.resume("run", overrides={"evaluate.patience": None})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import importlib.util
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,72 +16,31 @@ from tacit.config.fit import fit
 from tacit.config.methods import METHODS
 from tacit.engine.footprint import Live
 
-WORKER = """
-import json, sys, numpy as np, torch
-torch.set_num_threads(1)
-import tacit
-from tacit.config.build import build_job
-from tacit.config.fit import fit
-from tacit.data import ArrayRecords, Dataset
-from tacit.engine import InProcess, Order, Participant
-from pathlib import Path
-
-def dataset(side):
-    rng = np.random.default_rng(0)
-    part = lambda n: ArrayRecords(rng.normal(size=(n, 1, side, side)).astype(np.float32), np.arange(n) % 4)
-    return Dataset("own", part(64), part(4), 4, (1, side, side), licence="", origin="")
-
-def play(config, data, folder):
-    job = build_job(config, Path(folder), None, data)
-    state = job.algorithm.init(torch.zeros(job.layout.shared), job.layout)
-    message = job.algorithm.message(state)
-    before = resident("VmRSS")
-    engine = InProcess(job)
-    bounding = None
-    if job.privacy is not None:
-        bounding = job.privacy.bounding(job.privacy.init(), job.upload_sizes, job.layout, 1)
-    engine.sum(Order(0, 0.01, bounding=bounding), message, [Participant(0), Participant(1)])
-    model = sum(p.nbytes for p in job.model.parameters())  # was there before the engine
-    return resident("VmHWM") - before + model
-
-def resident(name):
-    line = next(l for l in open("/proc/self/status") if l.startswith(name + ":"))
-    return 1024 * int(line.split()[1])
-
-values, options, side = json.loads(sys.argv[1])
-play(tacit.load(values, {"model": {"name": "mlp", "hidden": [8]}}), dataset(side), "warm")
-Path("/proc/self/clear_refs").write_text("5")
-config = tacit.load(values, options)
-measured = play(config, dataset(side), "real")
-print(json.dumps([measured, fit(config, dataset(side)).worker.peak]))
-"""
-VALUES = {
-    "rounds": 1,
-    "data": {"name": "own", "partition": {"kind": "iid", "clients": 2}},
-    "model": "mlp",
-    "cohort": 2,
-    "local": {"steps": 2, "batch": 16, "lr": 0.01},
-    "engine": {"workers": 0},
+spec = importlib.util.spec_from_file_location("bench_fit", Path(__file__).parents[2] / "bench" / "fit.py")
+assert spec is not None and spec.loader is not None
+bench = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bench)
+SMALL_VIT = {"model": {"name": "vit", "patch": 2, "width": 192, "depth": 6, "heads": 3}, "local.batch": 32}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vectors": ("worker", bench.MLP | {"method": "fedadamw"}),
+    "vectors of plain steps": ("worker", bench.MLP),
+    "vectors that are bounded": ("worker", bench.MLP | bench.CLIENT),
+    "activations": ("worker", SMALL_VIT),
+    "activations in bf16": ("worker", SMALL_VIT | bench.BF16 | bench.CLIENT),
+    "activations of clipped gradients": ("worker", SMALL_VIT | bench.EXAMPLE),
+    "the server": ("server", bench.MLP | {"server": {"optimizer": "adam", "lr": 0.01}}),
+    "the server under a guarantee": ("server", bench.MLP | bench.CLIENT),
 }
-CASES = {
-    "vectors": ({"model": {"name": "mlp", "hidden": [3072, 3072]}, "method": "fedadamw"}, 16),
-    "activations": (
-        {"model": {"name": "vit", "patch": 2, "width": 192, "depth": 6, "heads": 3}, "local.batch": 32}, 32
-    ),
-}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_within_a_tenth_of_what_a_worker_needs(name: str) -> None:
+def test_within_a_tenth_of_what_a_process_needs(name: str) -> None:
     """Resident memory has pages that the allocator kept, by luck more or fewer: the least of three counts."""
-    options, side = CASES[name]
-    command = [sys.executable, "-c", WORKER, json.dumps([VALUES, options, side])]
+    role, options = CASES[name]
     least = float("inf")
     for _ in range(3):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        measured, estimated = json.loads(done.stdout.splitlines()[-1])
+        measured, estimated = bench.measure(role, options, times=1)
         assert measured > 1e8  # else the process's own pages would count
         least = min(least, measured)
         if estimated == pytest.approx(least, rel=0.1):

@@ -181,8 +181,9 @@ def test_resumed_pretraining_ends_with_the_same_model(corpus: Dataset, tmp_path:
 
 def test_error_rates_by_speaker_add_up(corpus: Dataset, tmp_path: Path) -> None:
     result = tacit.run(speech(), tmp_path / "run", dataset=corpus)
-    rounds, whole, each = tacit.api.test(tmp_path / "run", dataset=corpus)
-    assert rounds == 2 and set(each) == {"test-0", "test-1"}
+    found = tacit.test(tmp_path / "run", dataset=corpus)
+    whole, each = found.whole, found.users
+    assert found.round == 2 and set(each) == {"test-0", "test-1"}
     assert sum(own["count"] for own in each.values()) == whole["count"] == len(corpus.test)
     assert whole["wer"] == pytest.approx(result.last("wer"))
     losses = sum(own["loss"] * own["count"] for own in each.values()) / whole["count"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tacit import Dataset, api
-from tacit.config import load
+from tacit.config import Config, load
 from tacit.data import TextRecords, Texts
 from tacit.data.tokens import Bytes
 from tacit.tasks import Language, build
@@ -103,3 +104,65 @@ def test_a_private_language_model_of_natural_users(unit: str, tmp_path: Path) ->
     first, last = (record["bits"] for record in (result.metrics[0], result.metrics[-1]))
     assert last < first < 8.3  # 259 bytes are 8.02 bits before anything is learned
     assert {"perplexity", "accuracy", "loss"} <= result.metrics[-1].keys()
+
+
+def chats(judges: list[str]) -> Dataset:
+    """Six users who write, and those who judge."""
+    lines = sentences(48)
+    train = TextRecords(Texts.of(lines), Bytes(), 32, users=[f"u{i % 6}" for i in range(48)])
+    test = TextRecords(Texts.of(lines[:24]), Bytes(), 32, users=[judges[i % len(judges)] for i in range(24)])
+    return Dataset("lines", train, test, 0, (32,), task="language", tokenizer=Bytes())
+
+
+def chat_config(unit: str | None, entropy: str = "os", **more: Any) -> Config:
+    privacy = {"unit": unit, "noise": 1.0, "clip": 1.0, "delta": 1e-3, "entropy": entropy}
+    values = {
+        "rounds": 1,
+        "data": {"name": "lines", "partition": {"kind": "natural"}},
+        "model": {"config": GPT2},
+        "cohort": 3, "local": {"steps": 1, "batch": 4, "lr": 0.1}, "engine": {"workers": 0},
+        "privacy": privacy if unit else None,
+    }  # fmt: skip
+    return load(values, more)
+
+
+def test_perplexity_by_user_is_that_of_the_user_s_own_tokens(tmp_path: Path) -> None:
+    data = chats(["v", "w", "x"])
+    result = api.run(chat_config("client"), tmp_path / "run", dataset=data)
+    found = api.test(tmp_path / "run", dataset=data)
+    assert found.withheld is None and set(found.users) == {"v", "w", "x"}
+    model, whole = result.model.eval(), [0.0, 0]
+    for user, own in found.users.items():
+        total, tokens = 0.0, 0
+        for i in np.flatnonzero(np.array(data.test.users) == user):
+            batch = data.test.prepare(data.test.take(np.array([i])))
+            ids = batch["input_ids"][0, : int(batch["attention_mask"].sum())]
+            log_p = model(ids.unsqueeze(0)).logits[0].log_softmax(1)
+            total -= float(log_p[:-1].gather(1, ids[1:, None]).sum().detach())
+            tokens += len(ids) - 1
+        assert own["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
+        whole = [whole[0] + total, whole[1] + tokens]
+    assert found.whole["perplexity"] == pytest.approx(math.exp(whole[0] / whole[1]), rel=1e-4)
+    values = sorted(own["perplexity"] for own in found.users.values())
+    assert [found.spread[name] for name in ("best", "median", "worst")] == values
+
+
+@pytest.mark.parametrize(
+    ("unit", "entropy", "judges", "more", "told"),
+    [
+        ("client", "os", ["u1", "new"], {}, False),
+        ("client", "os", ["new"], {}, True),
+        ("client", "seed", ["u1"], {}, True),
+        ("example", "os", ["u1"], {}, True),
+        (None, "os", ["u1"], {}, True),
+        ("example", "os", ["new"], {"data.validation": 0.25, "evaluate.split": "validation"}, False),
+    ],
+)
+def test_nothing_exact_is_told_of_single_users_whom_a_run_protects(
+    unit: str | None, entropy: str, judges: list[str], more: dict[str, Any], told: bool, tmp_path: Path
+) -> None:
+    data = chats(judges)
+    api.run(chat_config(unit, entropy, **more), tmp_path / "run", dataset=data)
+    found = api.test(tmp_path / "run", dataset=data)
+    assert bool(found.users) == bool(found.spread) == told
+    assert told == (found.withheld is None) and math.isfinite(found.whole["perplexity"])

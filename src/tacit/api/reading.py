@@ -8,6 +8,7 @@ from typing import Any
 
 from tacit import config as configs
 from tacit.api.folders import RUNS, recorded_config
+from tacit.config import Config
 from tacit.config.build import build_job
 from tacit.config.sweep import load_one
 from tacit.data import Dataset
@@ -15,8 +16,9 @@ from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG
 from tacit.federation.lineage import read_lineage
 from tacit.federation.statements import Together, read_statement, read_together
-from tacit.federation.testing import Metrics, load_newest, metrics_by_client, metrics_by_user
+from tacit.federation.testing import Metrics, Tested, load_newest, metrics_by_client, tested
 from tacit.federation.verify import Finding, examine
+from tacit.privacy.mechanisms.base import Unit
 from tacit.privacy.statement import Statement
 from tacit.report.compare import find_runs, rows, to_json
 from tacit.report.page import PAGE, write_page
@@ -40,9 +42,7 @@ def verify(folder: str | Path) -> list[Finding]:
     return examine(folder)
 
 
-def test(
-    place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None
-) -> tuple[int, Metrics, dict[str, Metrics]]:
+def test(place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None) -> Tested:
     """Evaluate a run's newest model, or the one a config starts from, on the test set.
 
     Args:
@@ -51,7 +51,8 @@ def test(
         dataset: records of one's own, if the run was given some.
 
     Returns:
-        The round, the metrics, and the metrics by user.
+        The round, the metrics, the metrics by user and how they are spread. Nothing is told of single users
+        who are clients of a run that claims to protect them.
 
     Raises:
         UserError: there is no run, or no such config.
@@ -62,7 +63,7 @@ def test(
     config = recorded_config(place, given) if is_run else load_one(place, given)
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
-    return round, *metrics_by_user(job)
+    return tested(job, round, _claimed(config))
 
 
 def test_clients(
@@ -80,7 +81,8 @@ def test_clients(
         The round, and by client: `personal`, and `tuned` where the config has `evaluate.tune`.
 
     Raises:
-        UserError: there is no run or config, or clients have no records held out.
+        UserError: there is no run or config, clients have no records held out, or the run claims to protect
+            them.
     """
     place = Path(place)
     is_run = place.is_dir()
@@ -88,12 +90,22 @@ def test_clients(
     config = recorded_config(place, given) if is_run else load_one(place, given)
     if not config.data.holdout:
         raise UserError("clients have no test split of their own; data.holdout was not set")
+    if is_run and _claimed(config) is not None:
+        raise UserError(
+            f"{place} claims to protect its clients, and exact numbers on each of them are outside the "
+            "guarantee; simulations (privacy.entropy: seed) can be tested so"
+        )
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
     kinds = {"personal": None} | ({} if config.evaluate.tune is None else {"tuned": config.evaluate.tune})
     return round, {
         kind: metrics_by_client(job, place if is_run else None, count, tune) for kind, tune in kinds.items()
     }
+
+
+def _claimed(config: Config) -> Unit | None:
+    """What a run's guarantee protects; None of a run that claims nothing."""
+    return None if config.privacy is None or config.privacy.entropy != "os" else config.privacy.unit
 
 
 def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:

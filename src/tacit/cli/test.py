@@ -33,6 +33,9 @@ def test(
 
     Of a run, the newest saved model; of a config, the model that it would start from, before any training.
 
+    Numbers are exact, so none is given of single users where these are clients whom the run claims to
+    protect (`privacy.entropy: seed`, a simulation, claims nothing).
+
     - `tacit test runs/small-003-20261115-214047`
 
     - `tacit init small/003/table-1`, then `tacit test table-1.yaml --set model.start=runs/seed`
@@ -46,16 +49,22 @@ def test(
     if clients is not None:
         _clients(*api.test_clients(place, clients, overrides), as_json)
         return
-    round, whole, each = api.test(place, overrides)
+    found = api.test(place, overrides)
+    whole, each = found.whole, found.users
     if as_json:
-        print(json.dumps({"round": round, "all": whole, "users": each}))
+        facts = {"round": found.round, "all": whole, "spread": found.spread, "users": each}
+        print(json.dumps(facts | ({} if found.withheld is None else {"withheld": found.withheld})))
         return
     console = Console(highlight=False)
     metric, shown = headline(whole), [name for name in whole if name != "count"]
-    when = f"after round {round:,}" if round else "before training"
+    when = f"after round {found.round:,}" if found.round else "before training"
     console.print(f"{when}: " + ", ".join(f"{name} {whole[name]:.3g}" for name in shown))
+    if found.withheld is not None:
+        console.print(f"Not by user: {found.withheld}.", style="yellow")
     if not each:
         return
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in found.spread.items())
+    console.print(f"{metric.title} over {len(each):,} users: {parts}", soft_wrap=True)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("user", "records", *shown):
         table.add_column(title, justify="left" if title == "user" else "right")

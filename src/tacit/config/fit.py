@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,20 +12,38 @@ import torch
 from torch import nn
 
 from tacit import randomness
-from tacit.config.build import build_job, build_model
+from tacit.config.build import build_job, build_model, build_settings
 from tacit.config.records import build_dataset
 from tacit.config.schema import Config
 from tacit.data import Batch, Dataset
 from tacit.engine import DirectoryStates, Job
 from tacit.engine.contract import Order
 from tacit.engine.device import Compute, DeviceSettings
-from tacit.engine.footprint import Need, one_client, parameter_bytes, server_need, worker_need
+from tacit.engine.footprint import (
+    Live,
+    Need,
+    one_client,
+    parameter_bytes,
+    server_need,
+    small_job,
+    worker_need,
+)
 from tacit.engine.kinds import share
+from tacit.engine.pool import slots
 from tacit.errors import UserError
-from tacit.optimizers import ServerOptimizer
-from tacit.privacy import ExampleLevel
+from tacit.federation import Settings
+from tacit.federation.server import Server
+from tacit.privacy import (
+    Aggregation,
+    Arrivals,
+    ClientLevel,
+    ExampleLevel,
+    FixedSize,
+    Unprotected,
+    Workload,
+)
+from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.system import cores, memory_bytes
-from tacit.vector import Layout
 
 TRIED = 8
 """Batches that are looked at; the largest counts."""
@@ -48,7 +66,9 @@ class Fit:
 
     @property
     def host_need(self) -> int:
-        return self.server.peak + (self.workers * self.worker.peak if self.compute.here else 0)
+        """Of all processes on the host together, which have frozen parameters in common."""
+        each = self.worker.peak - self.worker.parts["frozen parameters"]
+        return self.server.peak + (self.workers * each if self.compute.here else 0)
 
     @property
     def fits(self) -> bool:
@@ -72,12 +92,13 @@ def fit(config: Config, dataset: Dataset | None = None, model: nn.Module | None 
         empty = model if model is not None else build_model(config, dataset, weights=False)
     with TemporaryDirectory() as folder:
         job = build_job(config, Path(folder), empty, dataset)
-        held = one_client(job, DirectoryStates(Path(folder) / "small"), Order(0, 0.1))
+        small = small_job(job, DirectoryStates(Path(folder) / "small"))
+        held = one_client(small, Order(0, 0.1), isinstance(job.privacy, ExampleLevel))
         batch = max(_batches(job), key=lambda b: sum(t.nbytes for t in b.values()))
         worker = worker_need(empty, batch, job, compute, held)
-        server = _server(config, job)
-    asked = getattr(settings, "workers", 1)
-    workers = max(1, min(share(computes), config.cohort.size) if asked == "auto" else asked)
+        asked = getattr(settings, "workers", 1)
+        workers = max(1, min(share(computes), config.cohort.size) if asked == "auto" else asked)
+        server = _server(config, job, small, workers)
     trained, _ = parameter_bytes(empty)
     found = Fit(
         worker, server, workers, compute, _device_bytes(compute), memory_bytes(), (),
@@ -104,21 +125,40 @@ def _batches(job: Job) -> Iterator[Batch]:
         yield records.prepare(records.take(np.sort(rng.choice(len(records), size, replace=False))))
 
 
-def _server(config: Config, job: Job) -> Need:
+def _server(config: Config, job: Job, small: Job, workers: int) -> Need:
     layout = job.layout
     theta = torch.empty(layout.shared, device="meta")
     state = job.algorithm.init(theta, layout)
-    small = nn.Linear(8, 8, bias=False)
-    optimizer = ServerOptimizer(
-        config.server.optimizer, torch.zeros(64), Layout.of(small), config.server.lr, **config.server.options
-    )
-    optimizer.step(torch.ones(64))
-    tensors, _ = optimizer.state()
-    each = sum(t.numel() for t in tensors.values()) // 64
+    settings = replace(build_settings(config), server_device="cpu")
+    mechanism: Aggregation = small.privacy or Unprotected(FixedSize(1))
     buffers = 0
-    if job.privacy is not None and hasattr(job.privacy, "matrix"):
+    if isinstance(mechanism, Correlated):
+        # Its matrix takes a search that memory does not depend on; what it remembers of the noise is added.
         buffers = 8 * sum(job.upload_sizes.values()) * 2
-    return server_need(job, state, job.algorithm.message(state), 4 * each * layout.shared, buffers)
+        mechanism = ClientLevel(1.0, mechanism.delta, mechanism.clip, FixedSize(1))
+    each, held = _round(small, settings, mechanism, job.workload)
+    message = job.algorithm.message(state)
+    return server_need(
+        job, state, message, int(4 * each * layout.shared), buffers, held, slots(job.upload_sizes) * workers
+    )
+
+
+def _round(small: Job, settings: Settings, mechanism: Aggregation, workload: Workload) -> tuple[float, float]:
+    """Play the server of a small job for a round; vectors of the model's length that its optimizer keeps, and
+    that there are at most, the model and the message aside.
+    """
+    size = small.layout.shared
+    with Live() as live:
+        server = Server(small, settings, mechanism.init())
+        total = small.empty_sums()
+        mean, server.mechanism_state = mechanism.release(
+            total, Arrivals(1, 1, 1, 1.0), server.mechanism_state, 0, 0, workload
+        )
+        assert mean is not None
+        server.step(mean, 0.1, 1.0)
+        tensors, _ = server.optimizer.state()
+        kept = sum(t.numel() for t in tensors.values())
+    return kept / size, live.peak / (4 * small.layout.size)
 
 
 def _device_bytes(compute: Compute) -> int | None:

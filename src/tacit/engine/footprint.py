@@ -41,7 +41,7 @@ from tacit.gradients.plain import Descent, Losses, plain_gradient
 from tacit.privacy import ClientLevel, ExampleLevel, LayeredNoise, Mechanism
 from tacit.vector import Flat, Vectors
 
-SMALL = 512
+SMALL = 1024
 """The small network is a matrix of so many rows and columns: its activations are nothing beside it."""
 
 
@@ -135,10 +135,8 @@ def _nameless(privacy: Mechanism | None) -> ClientLevel | None:
     return replace(privacy, clip=clip)
 
 
-def one_client(job: Job, states: ClientStates, order: Order) -> Held:
-    """Train one client of a small network with the job's algorithm and count what it holds."""
-    live = Live()
-    task, _Noting.live, _Noting.held = _Noting(), live, 0
+def small_job(job: Job, states: ClientStates) -> Job:
+    """The job with a small network in the place of its own, and records and a task for that."""
     x = np.ones((4, SMALL), np.float32)
     records = ArrayRecords(x, np.zeros(4, np.int64))
     with torch.random.fork_rng(devices=[]):
@@ -147,12 +145,19 @@ def one_client(job: Job, states: ClientStates, order: Order) -> Held:
     if algorithm.personal_part:
         layers = {"body": nn.Linear(SMALL, SMALL, bias=False), "head": nn.Linear(SMALL, 4, bias=False)}
         model = nn.Sequential(OrderedDict(layers))
-    small = replace(
-        job, model=model, task=task, population=Population(records, np.array([0, 4]), np.arange(4)),
+    return replace(
+        job, model=model, task=_Noting(), population=Population(records, np.array([0, 4]), np.arange(4)),
         test=records, algorithm=algorithm, states=states, probe=np.empty(0, np.int64), public=public,
         augment=None, local=replace(job.local, batch=4, steps=2, epochs=None, seconds=None),
         privacy=_nameless(job.privacy), layers=False,
     )  # fmt: skip
+
+
+def one_client(small: Job, order: Order, examples: bool) -> Held:
+    """Train one client of a small job and count what it holds; `examples`: by private gradients."""
+    live = Live()
+    _Noting.live, _Noting.held = live, 0
+    algorithm = small.algorithm
     size = 4 * small.layout.size
     theta = torch.zeros(small.layout.shared)
     message = algorithm.message(algorithm.init(theta, small.layout))
@@ -177,8 +182,9 @@ def one_client(job: Job, states: ClientStates, order: Order) -> Held:
             )
         engine.sum(replace(order, bounding=bounding), message, [Participant(0)])
         engine.close()
-    descended &= not isinstance(job.privacy, ExampleLevel)
-    return Held((_Noting.held - 2 * size) / size, (live.peak - 2 * size) / size, descended)
+    descended &= not examples
+    # The parameters are counted by themselves; the gradient, which is NumPy's, was not counted here.
+    return Held((_Noting.held - size) / size, (live.peak - size) / size, descended)
 
 
 def step_bytes(model: nn.Module, batch: Batch, losses: Losses, compute: Compute, descends: bool) -> int:
@@ -238,16 +244,25 @@ def worker_need(model: nn.Module, batch: Batch, job: Job, compute: Compute, vect
     return Need(parts, base + max(during + activations + noise, most))
 
 
-def server_need(job: Job, state: Vectors, message: Vectors, optimizer: int, noise: int) -> Need:
-    """Of the process that holds the server: vectors by what they are for."""
-    held = 4 * sum(v.numel() for v in state.values())
-    sums = sum(job.sum_dtype.itemsize * size for size in job.upload_sizes.values())
+def server_need(
+    job: Job, state: Vectors, message: Vectors, optimizer: int, noise: int, held: float, slots: int
+) -> Need:
+    """Of the process that holds the server: vectors by what they are for.
+
+    `held`: vectors of the model's length that it makes in a round, counted at a small one;
+    `slots`: sums that worker processes have ready for it.
+    """
+    trained, frozen = parameter_bytes(job.model)
+    sums = job.sum_dtype.itemsize * sum(job.upload_sizes.values())
+    sent = 4 * sum(v.numel() for v in message.values())
     parts = {
-        "state": held,
+        "parameters": trained,
+        "frozen parameters": frozen,
+        "state": 4 * sum(v.numel() for v in state.values()),
         "optimizer": optimizer,
-        "sums": sums,
+        "message": sent,
+        "sums": (1 + slots) * sums,
         "mean update": 4 * sum(job.upload_sizes.values()),
         "noise": noise,
-        "checkpoint": held + optimizer,
     }
-    return Need(parts, sum(parts.values()) - min(parts["mean update"], parts["checkpoint"]))
+    return Need(parts, trained + frozen + sent + noise + slots * sums + int(held * trained))

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -100,6 +100,14 @@ class PoolSettings(DeviceSettings):
         return Pool(job, message, workers, self.threads, before_replay, computes=computes)
 
 
+def slots(sizes: Mapping[str, int]) -> int:
+    """Sums that a worker may have ready for the server.
+
+    One more costs a vector of memory and spares a wait; large models would rather wait.
+    """
+    return 4 if sum(sizes.values()) < 4_000_000 else 2
+
+
 class Pool:
     """A pool of worker processes. Start it once a run; close it at the end."""
 
@@ -127,8 +135,7 @@ class Pool:
         self._job, self._threads = job, threads
         self._before_replay, self._patience = before_replay, patience or Patience()
         self._sizes = job.upload_sizes
-        # A slot more costs a vector of memory and spares a wait; large models would rather wait.
-        self._slots = 4 if sum(self._sizes.values()) < 4_000_000 else 2
+        self._slots = slots(self._sizes)
         self._total = job.empty_sums()
         self._message_sizes = {name: vector.numel() for name, vector in message.items()}
         self._longest: dict[str, float] = {}
@@ -152,10 +159,9 @@ class Pool:
 
     def _share(self, job: Job) -> None:
         """Put the job where workers find it."""
-        frozen = [p for p in job.model.parameters() if not p.requires_grad]
-        # A copy: parameters that are views of one vector would each be pickled with all of it. Frozen ones
-        # are shared instead.
-        model = deepcopy(job.model, {id(p): p for p in frozen})
+        # A copy: buffers that are views of one vector would each be pickled with all of it. Parameters are
+        # not: they are read where they are.
+        model = deepcopy(job.model, {id(p): p for p in job.model.parameters()})
         body, self._arrays_place = shared.dump(replace(job, model=model))
         self._places.append(self._arrays_place)
         self._body_place = self._place("body", len(body))

@@ -201,10 +201,9 @@ class Ray:
     def _pickled(self) -> tuple[bytes, list[memoryview]]:
         """The job as workers get it, and its large buffers as they lie in memory."""
         job = self._job
-        frozen = [p for p in job.model.parameters() if not p.requires_grad]
-        # A copy: parameters that are views of one vector would each be pickled with all of it. Frozen ones
-        # are read where they are.
-        model = deepcopy(job.model, {id(p): p for p in frozen})
+        # A copy: buffers that are views of one vector would each be pickled with all of it. Parameters are
+        # not: they are read where they are.
+        model = deepcopy(job.model, {id(p): p for p in job.model.parameters()})
         states = job.states
         if isinstance(states, DirectoryStates):
             states = DirectoryStates(states.root.resolve())  # a worker has another current folder

@@ -89,7 +89,9 @@ def _aligned(size: int) -> int:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Gives frozen parameters as buffers beside the pickle; notes which buffer is whose."""
+    """Gives parameters as buffers beside the pickle, where torch would copy them several times; notes which
+    buffer is whose frozen one.
+    """
 
     def __init__(self, stream: io.BytesIO, least: int = 0) -> None:
         """`least`: bytes below which a buffer stays in the pickle, so that its reader has one of its own."""
@@ -105,24 +107,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream, protocol=5, buffer_callback=keep)
 
     def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is nn.Parameter and _is_frozen(thing):
+        if type(thing) is nn.Parameter and thing.device.type == "cpu" and thing.numel() > 0:
             memory = thing.detach().contiguous().view(-1).view(torch.uint8).numpy()
             buffer = pickle.PickleBuffer(memory.data)
-            self.frozen.append((thing, buffer))
-            return _parameter, (buffer, thing.dtype, tuple(thing.shape))
+            if not thing.requires_grad:
+                self.frozen.append((thing, buffer))
+            return _parameter, (buffer, thing.dtype, tuple(thing.shape), thing.requires_grad)
         return super().reducer_override(thing)
-
-
-def _is_frozen(parameter: nn.Parameter) -> bool:
-    return not parameter.requires_grad and parameter.device.type == "cpu" and parameter.numel() > 0
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
 
 
-def _parameter(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> nn.Parameter:
-    return nn.Parameter(_tensor(buffer, dtype, shape), requires_grad=False)
+def _parameter(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], trained: bool) -> nn.Parameter:
+    return nn.Parameter(_tensor(buffer, dtype, shape), requires_grad=trained)
 
 
 def dump(thing: Any) -> tuple[bytes, Place]:

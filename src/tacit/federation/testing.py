@@ -1,11 +1,19 @@
 """A model on the common test set, all together and by user; and each client's own model on its own records.
 
-Users of the test set are nobody's clients (in speech: the test speakers), so their numbers say how evenly a
-model serves people it has never met.
+Where users of the test set are nobody's clients (in speech: the test speakers), their numbers say how evenly
+a model serves people it has never met. Where they are clients whom a guarantee protects, an exact number on
+each of them would be outside of it, and none is given.
+
+>>> users = {name: {"perplexity": float(value)} for name, value in zip("abcde", (10, 20, 30, 40, 90))}
+>>> spread(users, headline(users["a"]))
+{'worst': 90.0, 'worst tenth': 70.0, 'worst quarter': 40.0, 'median': 30.0, 'best quarter': 20.0, \
+'best tenth': 14.0, 'best': 10.0}
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +23,69 @@ from tacit.engine.states import NONE
 from tacit.engine.worker import Worker, add_sums, evaluate
 from tacit.federation.checkpoint import kept, load_model
 from tacit.federation.evaluation import some_clients
+from tacit.privacy.mechanisms.base import Unit
+from tacit.tasks import Headline, headline
 from tacit.vector import read_buffers
 
 Metrics = dict[str, float]
+SPREAD = {
+    "worst": 0.0,
+    "worst tenth": 0.1,
+    "worst quarter": 0.25,
+    "median": 0.5,
+    "best quarter": 0.75,
+    "best tenth": 0.9,
+    "best": 1.0,
+}
+"""Shares of the users, the worst served first."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a model did on a test set."""
+
+    round: int
+    """Rounds that it was trained for."""
+    whole: Metrics
+    """All records together."""
+    users: dict[str, Metrics]
+    """Each user's records, with their `count`; none where records are nobody's."""
+    withheld: str | None = None
+    """Why there are no users, where a guarantee forbids to tell them apart."""
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """How the headline metric is spread over users."""
+        return spread(self.users, headline(self.whole))
+
+
+def spread(users: Mapping[str, Metrics], metric: Headline) -> dict[str, float]:
+    """Quantiles of a metric over users, each of whom counts once; those without a number do not."""
+    scores = [metric.score(own[metric.name]) for own in users.values()]
+    scores = [score for score in scores if np.isfinite(score)]
+    if not scores:
+        return {}
+    found = np.quantile(scores, list(SPREAD.values()))
+    return {name: metric.score(float(score)) for name, score in zip(SPREAD, found, strict=True)}
+
+
+def tested(job: Job, round: int, unit: Unit | None) -> Tested:
+    """Test `job.model`; `unit` is what the run's guarantee protects, if it claims one."""
+    withheld = None if unit is None else _withheld(job, unit)
+    if withheld is None:
+        return Tested(round, *metrics_by_user(job))
+    whole = evaluate(job.model, job, job.test, np.arange(len(job.test)))
+    return Tested(round, _metrics(job, whole), {}, withheld)
+
+
+def _withheld(job: Job, unit: Unit) -> str | None:
+    outside = "exact numbers on each of them are outside the guarantee"
+    if job.validating:
+        return f"the validation records are the clients' own, and {outside}"
+    clients, judging = job.population.records.users, job.test.users
+    if unit == "client" and clients is not None and judging is not None and np.isin(judging, clients).any():
+        return f"users of the test set are clients too, and {outside}"
+    return None
 
 
 def load_newest(job: Job, folder: Path) -> int:
@@ -35,18 +103,15 @@ def metrics_by_user(job: Job) -> tuple[Metrics, dict[str, Metrics]]:
     Where records are nobody's, there are no users to tell apart.
     """
 
-    def metrics(part: Metrics) -> Metrics:
-        return {**job.task.summarise(part), "count": part["count"]}
-
     users = job.test.users
     if users is None:
-        return metrics(evaluate(job.model, job, job.test, np.arange(len(job.test)))), {}
+        return _metrics(job, evaluate(job.model, job, job.test, np.arange(len(job.test)))), {}
     names, owner = np.unique(users, return_inverse=True)
     sums = [
         evaluate(job.model, job, job.test, np.flatnonzero(owner == number)) for number in range(len(names))
     ]
-    each = {str(name): metrics(part) for name, part in zip(names, sums, strict=True)}
-    return metrics(add_sums(sums)), each
+    each = {str(name): _metrics(job, part) for name, part in zip(names, sums, strict=True)}
+    return _metrics(job, add_sums(sums)), each
 
 
 def metrics_by_client(
@@ -67,3 +132,7 @@ def metrics_by_client(
         if own:
             found[client] = job.task.summarise(own)
     return found
+
+
+def _metrics(job: Job, sums: Metrics) -> Metrics:
+    return {**job.task.summarise(sums), "count": sums["count"]}

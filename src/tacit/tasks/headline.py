@@ -42,12 +42,12 @@ class Headline:
 
 
 HEADLINES = (
+    Headline("perplexity", "perplexity", higher=False, share=False),
     Headline("matthews", "Matthews", higher=True, share=True),
     Headline("accuracy", "accuracy", higher=True, share=True),
     Headline("wer", "WER", higher=False, share=True),
     Headline("f1", "F1", higher=True, share=True),
     Headline("rmse", "RMSE", higher=False, share=False),
-    Headline("perplexity", "perplexity", higher=False, share=False),
     Headline("loss", "loss", higher=False, share=False),
 )
 """From the most telling to the last resort."""

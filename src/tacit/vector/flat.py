@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,7 +51,7 @@ class Flat:
             raise ValueError(f"trainable parameters of several dtypes ({dtypes}); convert the model to one")
         first = parameters[self.layout.segments[0].name]
         self.values = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
-        self.grad = torch.zeros_like(self.values)
+        self.grad = _untouched_zeros_like(self.values)
         for segment in self.layout.segments:
             parameter = parameters[segment.name]
             view = self.values[segment.slice].view(segment.shape)
@@ -89,6 +90,13 @@ class Flat:
     def personal(self) -> Tensor:
         """The slice that never leaves the client; empty for most methods."""
         return self.values[self.layout.shared :]
+
+
+def _untouched_zeros_like(vector: Tensor) -> Tensor:
+    """Zeros that on the host take no memory until something is written to them, which torch's own do."""
+    if vector.device.type != "cpu" or vector.dtype != torch.float32:
+        return torch.zeros_like(vector)
+    return torch.from_numpy(np.zeros(vector.shape, np.float32))
 
 
 def read_values(module: nn.Module, layout: Layout) -> Tensor:
