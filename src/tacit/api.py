@@ -11,6 +11,7 @@ A module, a data set, an algorithm or a task of one's own is passed as an object
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -63,7 +64,7 @@ from tacit.federation.passed import (
     write_passed,
 )
 from tacit.federation.start import MODEL, save_weights
-from tacit.federation.statements import LEDGER, STATEMENT, Together, read_statement, read_together
+from tacit.federation.statements import STATEMENT, Together, read_statement, read_together
 from tacit.federation.testing import Metrics, load_newest, metrics_by_user
 from tacit.federation.trackers import open_tracker
 from tacit.federation.verify import Finding, examine, refuse_changed_config
@@ -211,7 +212,7 @@ def run(
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
         config = resolved(config, job)
-        data = identify(config.data.name, job.population)
+        data = identify(config.data.name, job.population, job.public)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
         try:
@@ -285,7 +286,7 @@ def resume(
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
-        data = identify(config.data.name, job.population)
+        data = identify(config.data.name, job.population, job.public)
         _, ancestors = read_lineage(folder)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
@@ -396,13 +397,25 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
         UserError: runs that have nobody in common, or no ledger.
     """
     places = [Path(folder) for folder in folders]
-    first, *others = [read_lineage(place)[0] for place in places]
-    for place, data in zip(places[1:], others, strict=True):
-        if not data.overlaps(first):
+    first, *others = data = [read_lineage(place)[0] for place in places]
+    for place, other in zip(places[1:], others, strict=True):
+        if not other.overlaps(first):
             raise UserError(
                 f"{place} and {places[0]} have nobody in common, so nothing adds up; leave one out"
             )
-    return read_together(places, delta)
+    together = read_together(places, delta)
+    for (one, mine), (two, yours) in itertools.combinations(zip(places, data, strict=True), 2):
+        if mine.shows(yours) or yours.shows(mine):
+            raise UserError(
+                f"{one} and {two}: one used records as public (data.public) that the other protects, so for "
+                "these nothing holds; leave one out"
+            )
+        if together.unit == "client" and not mine.same_clients(yours):
+            raise UserError(
+                f"{one} and {two} divide their records among clients in different ways, so a client of one "
+                "may be several of the other, and nothing adds up; leave one out"
+            )
+    return together
 
 
 def plan(
@@ -598,9 +611,10 @@ def export(
         how_to = _save(config, model, given_model, dataset, partial, into.resolve())
         if config.model.hub is not None and not given_model:
             copy_tokenizer(locate(config.model.hub, offline=True), partial)
-        for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes along, and what it was trained on
-            if (folder / name).exists():
-                shutil.copyfile(folder / name, partial / name)
+        # The guarantee goes along. The ledger and the lineage stay: by a record's hash whoever has the record
+        # would know that it was trained on, and names are names.
+        if (folder / STATEMENT).exists():
+            shutil.copyfile(folder / STATEMENT, partial / STATEMENT)
         text = card(run, said, dataset.label_names, how_to, config.model.hub)
         write_atomically(partial / "README.md", text)
         partial.rename(into)

@@ -74,6 +74,7 @@ class Meaning:
     audio: str | None = None
     seconds: float | None = None
     language: str = "en"
+    classes: tuple[Any, ...] = ()
 
 
 def dataset(
@@ -94,6 +95,7 @@ def dataset(
     std: Sequence[float] | float | None = None,
     seconds: float | None = None,
     language: str = "en",
+    classes: Sequence[Any] = (),
     on_bad: str = "refuse",
     name: str = "own data",
 ) -> Dataset:
@@ -117,6 +119,8 @@ def dataset(
         task: classification, regression, multi-label, token-classification, language or speech.
         language: of speech: whose letters transcripts are made of.
         size: pictures come out this many pixels a side.
+        classes: all that there are, in their order. Unless they are given, they are those of the training
+            records, and that a class is there tells that somebody has it.
         mean, std: what is subtracted and divided by; constants, since statistics would be a release.
         on_bad: `refuse` names the first row that cannot be used; `skip` leaves such rows out, and says so.
     """
@@ -145,6 +149,7 @@ def dataset(
         audio,
         seconds,
         language,
+        tuple(_plain(one) for one in classes),
     )
     if (pair := _pair(source)) is not None:
         columns = _of_pair(pair, None if isinstance(user, str) else user, "source")
@@ -294,6 +299,8 @@ class _Coding:
     codes: Mapping[Any, int] = field(default_factory=dict)
     tokens: tuple[str, ...] = ()
     """Of speech: the characters of transcripts."""
+    stated: bool = False
+    """Classes that a person named; nothing was read off the records."""
 
 
 def _coding(columns: Columns, meaning: Meaning) -> _Coding:
@@ -308,6 +315,12 @@ def _coding(columns: Columns, meaning: Meaning) -> _Coding:
     if meaning.task == "regression":
         first = next((v for v in values if v is not None), 0.0)
         return _Coding(int(np.size(first)))
+    if meaning.classes:
+        names = tuple(str(one) for one in meaning.classes)
+        if len(set(names)) < len(names):
+            raise UserError("classes: one of them is there twice; name each once")
+        codes = names if meaning.task == "token-classification" else meaning.classes
+        return _Coding(len(names), names, {one: n for n, one in enumerate(codes)}, stated=True)
     if meaning.task == "token-classification":
         flat = [_plain(v) for row in values if not _missing(row) for v in np.ravel(row)]
         if any(isinstance(v, str) for v in flat):
@@ -527,8 +540,9 @@ def _target(columns: Columns, meaning: Meaning, coding: _Coding, row: int) -> An
 
 def _code(coding: _Coding, value: Any, columns: Columns, row: int) -> int:
     if value not in coding.codes:
+        missed = "not among the classes" if coding.stated else "in no training record"
         raise UserError(
-            f"label: {columns.where(row)}: class {value!r} is in no training record; known: "
+            f"label: {columns.where(row)}: class {value!r} is {missed}; known: "
             f"{', '.join(coding.names[:8])}{' …' if len(coding.names) > 8 else ''}"
         )
     return coding.codes[value]
