@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_weights_that_stand_alone_are_of_unknown_origin(config, dataset, tmp_pat
     shutil.copyfile("out/model.safetensors", alone)
     with pytest.raises(tacit.UserError, match="nothing says which data"):
         tacit.run(config(privacy=CLIENT, model=start(str(alone))), "two", dataset=dataset)
-    with pytest.raises(tacit.UserError, match="without a guarantee"):
+    with pytest.raises(tacit.UserError, match="nothing says which data"):
         tacit.run(config(privacy=CLIENT, model=start("out")), "two", dataset=dataset)
     assert tacit.run(config(model=start(str(alone))), "plain", dataset=dataset).finished
     with pytest.raises(tacit.UserError, match="nothing says which data"):
@@ -134,6 +135,95 @@ def test_the_same_records_are_recognised_in_other_clothes(config, change: str) -
             "two",
             dataset=data("other", x, y),
         )
+
+
+def test_a_handful_of_records_out_of_a_large_set_is_recognised(config) -> None:
+    """A private run on 60 of the 40,000 records that its model was trained on without protection.
+
+    By the smallest hashes that goes unnoticed once in 4·10¹⁰ times, (1 − 60/40,000)^16,384.
+    """
+    base = blobs(40_000)
+    x, y = base.train.x, base.train.y
+    few = np.sort(np.random.default_rng(3).choice(len(x), 60, replace=False))
+    other = blobs(60, seed=8).train
+
+    def data(x: Any, y: Any) -> Identity:
+        return identify(
+            f"{len(x)}", Population(tacit.ArrayRecords(x, y), np.array([0, len(x)]), np.arange(len(x)))
+        )
+
+    everyone, some = data(x, y), data(x[few], y[few])
+    strangers = replace(data(other.x, other.y), name="strangers")
+    assert everyone.overlaps(some) and some.overlaps(everyone) and not everyone.overlaps(strangers)
+
+
+def test_clients_of_another_partition_are_not_the_same_clients(config, dataset) -> None:
+    """What a model spent on each of many small clients is many times that for a client that holds what they
+    held. Another partition, or another seed of one, is refused; people stay people however they are drawn.
+    """
+    small = config(rounds=2, cohort=12, privacy=CLIENT, data__partition={"kind": "iid", "clients": 120})
+    tacit.run(small, "small", dataset=dataset)
+    for clients, cohort, seed in ((4, 2, 0), (120, 12, 7)):
+        change = {"data__partition": {"kind": "iid", "clients": clients}, "cohort": cohort, "seed": seed}
+        settings = config(rounds=1, privacy=CLIENT, model=start("small"), **change)
+        with pytest.raises(tacit.UserError, match="clients that hold other records"):
+            tacit.run(settings, "large", dataset=dataset)
+        assert not Path("large").exists()
+        tacit.run(config(rounds=1, privacy=CLIENT, **change), f"alone-{clients}", dataset=dataset)
+        with pytest.raises(tacit.UserError, match="a client of one may be several of the other"):
+            tacit.ledger(["small", f"alone-{clients}"])
+    people = {"data__partition": {"kind": "natural"}, "cohort": 5, "privacy": CLIENT}
+    tacit.run(config(rounds=2, **people), "people", dataset=dataset)
+    some = {**people, "data__partition": {"kind": "natural", "clients": 11}, "seed": 4}
+    result = tacit.run(config(rounds=1, model=start("people"), **some), "again", dataset=dataset)
+    assert result.last("epsilon") == cost((EVENT, 2), (PoissonGaussian(5 / 11, 1.0), 1))
+    assert tacit.ledger(["people", "again"]).epsilon == result.last("epsilon")
+
+
+def test_people_by_another_column_are_other_people(config) -> None:
+    """Wards and doctors are both numbered from 0: that the names agree does not make a ward a doctor."""
+    base = blobs()
+    wards, doctors = np.arange(240) % 12, np.arange(240) // 20
+
+    def by(users: Any) -> tacit.Dataset:
+        return tacit.Dataset(
+            "clinic", tacit.ArrayRecords(base.train.x, base.train.y, users=users), base.test, 4, (1, 4, 4)
+        )
+
+    settings = {"privacy": CLIENT, "data__partition": {"kind": "natural"}}
+    tacit.run(config(rounds=1, **settings), "wards", dataset=by(wards))
+    with pytest.raises(tacit.UserError, match="clients that hold other records"):
+        tacit.run(config(rounds=1, model=start("wards"), **settings), "doctors", dataset=by(doctors))
+
+
+def test_records_that_one_run_called_public_are_not_protected_by_the_next(config, dataset) -> None:
+    """`data.public` is drawn by the seed: under another seed the same records would be somebody's."""
+    local = {"steps": 1, "batch": 4, "lr": 0.1}
+    settings = {"privacy": EXAMPLE, "local": local, "data__public": 0.3, "method": "adadps"}
+    for privacy in (EXAMPLE, None):
+        name = f"one-{privacy is None}"
+        tacit.run(config(rounds=1, seed=1, **settings | {"privacy": privacy}), name, dataset=dataset)
+        with pytest.raises(tacit.UserError, match="used records as public"):
+            tacit.run(config(rounds=1, seed=2, model=start(name), **settings), "two", dataset=dataset)
+        assert not Path("two").exists()
+    assert tacit.run(config(rounds=1, seed=1, model=start("one-False"), **settings), "same", dataset=dataset)
+    tacit.run(config(rounds=1, seed=2, **settings), "other", dataset=dataset)
+    with pytest.raises(tacit.UserError, match="for these nothing holds"):
+        tacit.ledger(["one-False", "other"])
+
+
+def test_an_export_tells_nobody_who_was_there(config, dataset) -> None:
+    """It is made to be given away: no names, and no hash by which somebody could look for a record."""
+    settings = config(rounds=1, privacy=CLIENT, cohort=4, data__partition={"kind": "natural"})
+    tacit.run(settings, "run", dataset=dataset)
+    tacit.export("run", "out", dataset=dataset)
+    data = Identity.from_json(json.loads(Path("run", LINEAGE).read_text())["data"])
+    secrets = [*data.sketch, data.content, data.clients, data.fingerprint]
+    assert len(data.sketch) == 240 and Path("out", "statement.json").exists()
+    for file in Path("out").rglob("*"):
+        told = file.read_bytes() if file.is_file() else b""
+        assert not any(secret.encode() in told for secret in secrets), file
+        assert b'"people"' not in told and b'"clients": [' not in told, file
 
 
 def test_units_that_do_not_add_up_are_refused(config, dataset) -> None:
@@ -207,6 +297,21 @@ def test_copies_that_both_went_on_are_noticed_and_both_count(config, dataset) ->
     for look in (tacit.statement, lambda folder: tacit.resume(folder, dataset=dataset)):
         with pytest.raises(tacit.UserError, match="is not the ledger that the checkpoint was saved with"):
             look("run")
+
+
+def test_copies_that_both_went_on_count_twice_for_those_that_began_with_them(config, dataset) -> None:
+    """One run begins with each copy; the copies themselves are no longer there."""
+    tacit.run(config(rounds=2, privacy=CLIENT), "run", dataset=dataset)
+    shutil.copytree("run", "copy")
+    for folder in ("run", "copy"):
+        tacit.resume(folder, dataset=dataset, rounds=5)
+        settings = config(rounds=1, privacy=CLIENT, model=start(folder))
+        tacit.run(settings, f"after-{folder}", dataset=dataset)
+    exact = tacit.ledger(["run", "copy", "after-run", "after-copy"]).epsilon
+    assert exact == cost((EVENT, 2 + 3 + 3 + 1 + 1))
+    found = tacit.ledger(["after-run", "after-copy"])
+    assert found.epsilon == cost((EVENT, 5 + 5 + 1 + 1)) > exact, "what the copies share cannot be told apart"
+    assert any("all of them count" in note for note in found.notes)
 
 
 def test_an_older_ledger_put_back_is_noticed_by_every_command(config, dataset) -> None:

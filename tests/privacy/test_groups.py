@@ -12,6 +12,7 @@ from tacit.privacy import (
     AdaptiveClip,
     BandedNoise,
     BltNoise,
+    Charge,
     ClientLevel,
     Clip,
     ExampleLevel,
@@ -19,6 +20,7 @@ from tacit.privacy import (
     FixedSizeGaussian,
     MatrixRow,
     Mechanism,
+    Part,
     Poisson,
     PoissonGaussian,
     Workload,
@@ -29,6 +31,7 @@ from tacit.privacy import (
 from tacit.privacy.groups import SIZES, any_group_epsilon, group_epsilon
 from tacit.privacy.matrices import dense
 from tacit.privacy.mechanisms.correlated import Correlated
+from tacit.privacy.totals import ClientTotals
 
 
 def exact_delta(rate: float, noise: float, size: int, eps: float) -> float:
@@ -87,6 +90,40 @@ def test_the_statement_tells_it_when_asked() -> None:
     told = make_statement(mechanism, [charge], 1000, groups=(2,))
     assert "2 clients ε = " in told.text()
     assert told.to_dict()["groups"]["2"] > told.epsilon
+
+
+def test_the_worst_in_a_group_need_not_be_the_worst_alone() -> None:
+    """Sixty steps at rate 0.1 cost one record more than one step at rate 1, and five of them less."""
+    often, once = Part(PoissonGaussian(0.1, 1.5), 60, (0,)), Part(PoissonGaussian(1.0, 1.5), 1, (1,))
+    charges = [Charge(0, (often, once))]
+    mechanism = ExampleLevel(1.5, 1e-5, Clip(0.5), FixedSize(2))
+    assert replay(charges).worst(1e-5).profile == ((often.event, 60),)
+    told = make_statement(mechanism, charges, 2, groups=(5,)).groups
+    assert told == ((5, group_epsilon({once.event: 1}, 1e-5, 5)),)
+    assert told[0][1] > group_epsilon({often.event: 60}, 1e-5, 5)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_few_profiles_cover_everyone(most: int) -> None:
+    rng = np.random.default_rng(0)
+    other = PoissonGaussian(0.5, 3.0)
+    for _ in range(30):
+        totals, paid = ClientTotals(), dict[int, tuple[PoissonGaussian, int]]()
+        totals.add(other, 2)
+        for client in range(25):
+            event = PoissonGaussian(float(rng.choice([0.01, 0.03, 0.1, 0.2, 0.5, 1.0])), 1.0)
+            paid[client] = event, int(rng.integers(1, 200))
+            totals.add(*paid[client], clients=[client])
+        totals.add(other, 5, clients=[3, 7])
+        found = totals.covering(most)
+        assert len(found) <= most + 1
+        for client, (event, count) in paid.items():
+            asked = 2 + 5 * (client in (3, 7))
+            assert any(
+                dict(profile)[other] >= asked
+                and sum(n for e, n in profile if e != other and e.dominates(event)) >= count
+                for profile in found
+            )
 
 
 ROUNDS, CROWD = 4, Workload(100, sizes=np.full(100, 50), batch=5)

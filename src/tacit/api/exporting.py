@@ -16,10 +16,10 @@ from tacit.config.imports import PREFIX
 from tacit.config.methods import build_algorithm
 from tacit.data import Dataset
 from tacit.errors import UserError
-from tacit.federation.checkpoint import LINEAGE, load_model
+from tacit.federation.checkpoint import load_model
 from tacit.federation.files import write_atomically
 from tacit.federation.passed import mark, own_copy, refuse_others
-from tacit.federation.statements import LEDGER, STATEMENT, read_statement
+from tacit.federation.statements import STATEMENT, read_statement
 from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
 from tacit.models.weights import locate
 from tacit.report.card import card, loading
@@ -111,9 +111,10 @@ def export(
         how_to = _save(config, model, given_model, dataset, partial, into.resolve())
         if config.model.hub is not None and not given_model:
             copy_tokenizer(locate(config.model.hub, offline=True), partial)
-        for name in (STATEMENT, LEDGER, LINEAGE):  # the guarantee goes along, and what it was trained on
-            if (folder / name).exists():
-                shutil.copyfile(folder / name, partial / name)
+        # The guarantee goes along. The ledger and the lineage stay: by a record's hash whoever has the record
+        # would know that it was trained on, and names are names.
+        if (folder / STATEMENT).exists():
+            shutil.copyfile(folder / STATEMENT, partial / STATEMENT)
         text = card(run, said, dataset.label_names, how_to, config.model.hub)
         write_atomically(partial / "README.md", text)
         partial.rename(into)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -141,13 +142,25 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
         UserError: runs that have nobody in common, or no ledger.
     """
     places = [Path(folder) for folder in folders]
-    first, *others = [read_lineage(place)[0] for place in places]
-    for place, data in zip(places[1:], others, strict=True):
-        if not data.overlaps(first):
+    first, *others = data = [read_lineage(place)[0] for place in places]
+    for place, other in zip(places[1:], others, strict=True):
+        if not other.overlaps(first):
             raise UserError(
                 f"{place} and {places[0]} have nobody in common, so nothing adds up; leave one out"
             )
-    return read_together(places, delta)
+    together = read_together(places, delta)
+    for (one, mine), (two, yours) in itertools.combinations(zip(places, data, strict=True), 2):
+        if mine.shows(yours) or yours.shows(mine):
+            raise UserError(
+                f"{one} and {two}: one used records as public (data.public) that the other protects, so for "
+                "these nothing holds; leave one out"
+            )
+        if together.unit == "client" and not mine.same_clients(yours):
+            raise UserError(
+                f"{one} and {two} divide their records among clients in different ways, so a client of one "
+                "may be several of the other, and nothing adds up; leave one out"
+            )
+    return together
 
 
 def compare(runs: str | Path | Sequence[str | Path]) -> list[dict[str, Any]]:

@@ -133,7 +133,7 @@ def run(
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
         config = resolved(config, job)
-        data = identify(config.data.name, job.population)
+        data = identify(config.data.name, job.population, job.public)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
         try:
@@ -207,7 +207,7 @@ def resume(
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
-        data = identify(config.data.name, job.population)
+        data = identify(config.data.name, job.population, job.public)
         _, ancestors = read_lineage(folder)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)

@@ -192,7 +192,7 @@ class Data(Section):
     """Most tokens of a text; the rest is cut off."""
     pack: Annotated[int, Field(ge=8)] | None = None
     """For language: join neighbouring texts of a user to examples of up to so many bytes, which are then what
-    example-level privacy protects.
+    example-level privacy protects: not a single text, without which its neighbours would be joined otherwise.
     """
     tokenizer: str | None = None
     """A folder, a name on the hub, or `bytes`; left out, that of `model.hub`."""

@@ -15,8 +15,9 @@ What it looks at: every record's user, label and contents as they came (before t
 them), and which client holds which. Two runs share someone if they share a user, where both know their users,
 or have records in common. The latter is told by the smallest hashes of either's records, so a renamed,
 shortened or extended copy of a data set is recognised, and single records that two large sets share may not
-be. Where the contents cannot be had cheaply (millions of records, a source of one's own without `raw`), some
-records spread over the whole stand for all.
+be: sets of up to `SKETCH` records are compared in full; m records of a larger set of n go unnoticed with a
+chance of (1 − m/n) to that power. Where the contents cannot be had cheaply (millions of records, a source of
+one's own without `raw`), some records spread over the whole stand for all.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MANY = 1_000_000
 """Up to so many records are all looked at: a few microseconds each."""
 SAMPLED = 64
 """Records that are looked at where each must be prepared for it."""
-SKETCH = 256
+SKETCH = 1 << 14
 """Hashes of records that are written down: the smallest ones."""
 
 
@@ -55,6 +56,10 @@ class Identity:
     """The smallest hashes of the clients' records, sorted."""
     people: tuple[str, ...] | None
     """Whose records the clients hold, where that is known."""
+    holders: tuple[str, ...] | None = None
+    """Whose each record of the sketch is, where every client is one person with all that is theirs."""
+    public: tuple[str, ...] = ()
+    """The smallest hashes of the records that the run called public, and used as they are."""
 
     @property
     def fingerprint(self) -> str:
@@ -73,33 +78,75 @@ class Identity:
             return not set(self.people).isdisjoint(other.people)
         return self.name == other.name
 
+    def same_clients(self, other: Identity) -> bool:
+        """Whether whoever is a client in both is the same client: one client here is never several there.
+
+        So it is where both have the very same clients, and where clients are people in both.
+        """
+        if self.clients == other.clients and self.content == other.content:
+            return True
+        if self.holders is None or other.holders is None:
+            return False
+        theirs = dict(zip(other.sketch, other.holders, strict=True))
+        return all(theirs.get(r, who) == who for r, who in zip(self.sketch, self.holders, strict=True))
+
+    def shows(self, other: Identity) -> bool:
+        """Whether this run used records as they are that the other one protects."""
+        return not set(self.public).isdisjoint(other.sketch)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> Identity:
-        people = plain["people"]
+        people, holders = plain["people"], plain.get("holders")
         return Identity(
             str(plain["name"]),
             str(plain["content"]),
             str(plain["clients"]),
             tuple(str(digest) for digest in plain["sketch"]),
             None if people is None else tuple(str(person) for person in people),
+            None if holders is None else tuple(str(person) for person in holders),
+            tuple(str(digest) for digest in plain.get("public", ())),
         )
 
 
-def identify(name: str, population: Population) -> Identity:
-    """The identity of a population's data."""
+def identify(name: str, population: Population, public: NDArray[np.int64] | None = None) -> Identity:
+    """The identity of a population's data; `public`: records that the run uses without protecting them."""
     records = population.records
-    hashes = _hashes(records, np.sort(population.indices))
+    held = np.sort(population.indices)
+    hashes = _hashes(records, held)
     clients = sha256(np.ascontiguousarray(population.offsets, dtype=np.int64).tobytes())
     clients.update(np.ascontiguousarray(population.indices, dtype=np.int64).tobytes())
     clients.update(f"{population.holdout} {population.validation}".encode())
     people = None
     if records.users is not None:
         people = tuple(str(user) for user in np.unique(records.users[population.indices]))
-    sketch = tuple(f"{digest:016x}" for digest in np.unique(hashes)[:SKETCH])
-    return Identity(name, _content(records, hashes), clients.hexdigest(), sketch, people)
+    holders = None
+    if records.users is not None and len(hashes) == len(held) and _clients_are_people(population):
+        users = records.users[held].astype(str)
+        order = np.lexsort((users, hashes))  # of a record that several people have, the first by name
+        _, first = np.unique(hashes[order], return_index=True)
+        holders = tuple(str(user) for user in users[order[first[:SKETCH]]])
+    shown = () if public is None else _smallest(_hashes(records, np.sort(public)))
+    return Identity(
+        name, _content(records, hashes), clients.hexdigest(), _smallest(hashes), people, holders, shown
+    )
+
+
+def _smallest(hashes: NDArray[np.uint64]) -> tuple[str, ...]:
+    return tuple(f"{digest:016x}" for digest in np.unique(hashes)[:SKETCH])
+
+
+def _clients_are_people(population: Population) -> bool:
+    """Whether every client is one user, and every user one client."""
+    if population.records.users is None:
+        return False
+    owner = np.repeat(np.arange(len(population)), np.diff(population.offsets))
+    users = population.records.users[population.indices]
+    _, person = np.unique(users, return_inverse=True)
+    pairs = np.unique(np.stack([owner, person.reshape(-1)]), axis=1).shape[1]
+    return bool(pairs == len(np.unique(owner)) == person.max(initial=-1) + 1)
 
 
 def contents(records: Records) -> str:

@@ -52,9 +52,8 @@ def read_lineage(folder: Path) -> tuple[Identity, list[Ancestor]]:
 def ancestry(start: str | Path | None) -> list[Ancestor]:
     """All runs that a model from `start` has seen: the run that made it, and those before that.
 
-    `start` may be a run's folder, an export of one, or the file of weights inside either. Weights that stand
-    alone do not tell what they were trained on: a private run takes them only if the config calls them
-    public.
+    `start` may be a run's folder, or the file of weights inside it. Weights that stand alone, and exports, do
+    not tell what they were trained on: a private run takes them only if the config calls them public.
     """
     if start is None:
         return []
@@ -76,13 +75,20 @@ def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Heade
     """What a run on `data` must carry in its ledger for the model it begins with; refuses what cannot be
     added.
     """
-    charges: dict[str, Charge] = {}
+    charges: dict[tuple[str, str], Charge] = {}
     for ancestor in ancestors:
         if ancestor.data is None:
             raise UserError(
                 f"model.start: nothing says which data that model was trained on (there is no {LINEAGE} "
-                "beside it), so nobody can say what it shows of those that this run protects; start from a "
-                "run's folder, or set model.public: true if its data need no protection"
+                "beside it, as in an export), so nobody can say what it shows of those that this run "
+                "protects; start from the run's own folder, or set model.public: true if its data need no "
+                "protection"
+            )
+        if ancestor.data.shows(data):
+            raise UserError(
+                f"model.start: the run on {ancestor.data.name} behind that model used records as public "
+                "(data.public) that this run would protect; keep seed and data.public, start from another "
+                "model, or set model.public: true if those records need no protection"
             )
         if not ancestor.data.overlaps(data):
             continue
@@ -92,6 +98,8 @@ def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Heade
                 "run would protect some of the same data, which the model may already show; start from "
                 "another one, or set model.public: true if those records need no protection"
             )
+        if not ancestor.charge.parts:  # nobody was ever drawn
+            continue
         relation = ancestor.charge.parts[0].event.relation
         if (ancestor.unit, relation) != (header.unit, header.relation):
             raise UserError(
@@ -99,9 +107,17 @@ def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Heade
                 f"run's of {header.unit} level ({header.relation}), on some of the same data; the two do not "
                 "add up: keep unit and sampling, or start from another model"
             )
-        assert ancestor.charge.carried is not None
+        if header.unit == "client" and not ancestor.data.same_clients(data):
+            raise UserError(
+                "model.start: that model protects clients that hold other records than those of this run "
+                "(another data.partition, or seed), so what was spent on one client there says nothing of "
+                "one here; keep data and seed, or let clients be people (data.partition: natural) in both"
+            )
+        carried = ancestor.charge.carried
+        assert carried is not None
         same = ancestor.data.fingerprint == data.fingerprint
-        charges[ancestor.charge.carried.ledger] = ancestor.charge if same else _for_everyone(ancestor.charge)
+        # By its last line, too: copies of one run that both went on are two.
+        charges[carried.ledger, carried.head] = ancestor.charge if same else _for_everyone(ancestor.charge)
     return list(charges.values())
 
 

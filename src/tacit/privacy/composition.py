@@ -2,7 +2,8 @@
 
 Ledgers know which one they are and which lines came before, so nothing is counted twice and nothing is
 lost: copies of one ledger count once as far as they agree, and both their ends count where they went on
-separately; charges that a run carried over from another count once, whether or not the other is there.
+separately; charges that a run carried over from another count once, whether or not the other is there (if
+it was taken along at different times and is not there, each time counts).
 
 >>> from pathlib import Path
 >>> from tacit.privacy.events import PoissonGaussian
@@ -38,7 +39,7 @@ def compose(ledgers: Sequence[Contents]) -> Composition:
     _refuse_mixed([ledger.header for ledger in ledgers])
     notes: list[str] = []
     own: list[tuple[str, Charge]] = []
-    carried: dict[str, tuple[str, Charge]] = {}
+    carried: dict[tuple[str, str], tuple[str, Charge]] = {}
     known: dict[str, set[str]] = {}
     by_id: dict[str, list[Contents]] = {}
     for ledger in ledgers:
@@ -65,13 +66,18 @@ def compose(ledgers: Sequence[Contents]) -> Composition:
             origin = charge.carried
             if origin is None or origin.head in known.get(origin.ledger, ()):
                 continue  # its own ledger is here, and holds it
-            before = carried.get(origin.ledger)
-            if before is None or before[1].carried is None or before[1].carried.rounds < origin.rounds:
-                carried[origin.ledger] = ledger.header.data, charge
+            # The same run at two times: whether one is a part of the other, or a copy that went on by itself,
+            # its own ledger alone could tell. So both count.
+            carried[origin.ledger, origin.head] = ledger.header.data, charge
     if carried:
         total = sum(charge.carried.rounds for _, charge in carried.values() if charge.carried)
         notes.append(
             f"{total} rounds of earlier runs were carried over; their own ledgers are not among these"
+        )
+    if len({ledger for ledger, _ in carried}) < len(carried):
+        notes.append(
+            "the same earlier run was carried over at different times, and all of them count; name its own "
+            "folder, too, and each of its rounds counts once"
         )
     everything = [*own, *carried.values()]
     if len({data for data, _ in everything}) <= 1:

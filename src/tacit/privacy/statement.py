@@ -143,9 +143,13 @@ def make_statement(
     tally = Tally()
     for charge in charges:
         tally.add(charge)
-    worst = replay(charges).worst(mechanism.delta)
+    totals = replay(charges)
+    worst = totals.worst(mechanism.delta)
     against = None if seen is None else replay(seen).worst(mechanism.delta).epsilon.value
-    return state(mechanism, worst, tally, population, groups, warnings, against)
+    # Whoever is worst alone need not be the worst in a group.
+    profiles = totals.covering() if groups else []
+    together = [(k, max(mechanism.group_epsilon(profile, k) for profile in profiles)) for k in groups]
+    return state(mechanism, worst, tally, population, together, warnings, against)
 
 
 @dataclass
@@ -170,11 +174,13 @@ def state(
     worst: Worst,
     tally: Tally,
     population: int,
-    groups: Sequence[int] = (),
+    groups: Sequence[tuple[int, float]] = (),
     warnings: Sequence[str] = (),
     seen: float | None = None,
 ) -> Statement:
-    """The statement of a run whose worst client has these totals; `seen`: its ε against the server."""
+    """The statement of a run whose worst client has these totals; `groups`: sizes of groups, and the ε of the
+    worst ones; `seen`: its ε against the server.
+    """
     epsilon = worst.epsilon
     said = mechanism.describe(population, epsilon.value, worst.profile)
     server = mechanism.against_server(seen)
@@ -196,7 +202,7 @@ def state(
         carried=tally.carried,
         observers=said.observers if server is None else (*said.observers, server),
         not_covered=said.not_covered,
-        groups=tuple((k, mechanism.group_epsilon(worst.profile, k)) for k in groups),
+        groups=tuple(groups),
         warnings=(*warnings, *_weak(epsilon.value)),
         metrics=said.metrics,
     )

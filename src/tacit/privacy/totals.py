@@ -18,9 +18,11 @@ can be worse.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tacit.privacy.accountants import Epsilon, epsilon, exceeds, rdp_epsilon
@@ -86,11 +88,22 @@ class ClientTotals:
 
     def most(self) -> dict[Event, int]:
         """For each event the most that any one client paid of it: together, no less than anyone's total."""
-        most: Counter[Event] = Counter()
-        for profile in set(self._own.values()):
-            for event, count in profile:
-                most[event] = max(most[event], count)
-        return dict(most + Counter(dict(self._everyone)))
+        return dict(_most(set(self._own.values())) + Counter(dict(self._everyone)))
+
+    def covering(self, most: int = 4) -> list[Profile]:
+        """A few profiles, at most `most` and one: each client's total costs no more than one of them.
+
+        For what is dear to compute and grows with every total, such as ε of a group: whose ε is largest for
+        one unit need not be the worst for several.
+        """
+        simple = list(self._dearest)
+        while len(simple) > most:  # of neighbours in the order of rates, the two that lose least by it
+            pairs = list(pairwise(simple))
+            closest = min(range(len(pairs)), key=lambda i: _apart(*pairs[i]))
+            simple[closest : closest + 2] = [_joined(*pairs[closest])]
+        if self._mixed:
+            simple.append(_merge((), tuple(_most(self._mixed).items())))
+        return [_merge(self._everyone, profile) for profile in simple] or [self._everyone]
 
     def worst(self, delta: float, digits: int | None = None) -> Worst:
         """The largest ε among the clients, and whose totals it comes from.
@@ -181,6 +194,27 @@ def _undominated(profiles: list[Profile]) -> list[Profile]:
         if not any(other[0][0].dominates(event) and other[0][1] >= count for other in kept):
             kept.append(profile)
     return kept
+
+
+def _most(profiles: Iterable[Profile]) -> Counter[Event]:
+    """For each event the largest count of any of them."""
+    most: Counter[Event] = Counter()
+    for profile in profiles:
+        for event, count in profile:
+            most[event] = max(most[event], count)
+    return most
+
+
+def _joined(one: Profile, other: Profile) -> Profile:
+    """A profile that dominates two of one kind of event."""
+    return ((one[0][0].joined(other[0][0]), max(one[0][1], other[0][1])),)
+
+
+def _apart(one: Profile, other: Profile) -> float:
+    """How much more than either the two joined are, roughly: in logarithms of rates and counts."""
+    (a, n), (b, m) = one[0], other[0]
+    rates = math.log(getattr(a, "rate", 1.0) / getattr(b, "rate", 1.0))
+    return abs(rates) + abs(math.log(max(n, 1) / max(m, 1)))
 
 
 def _dearest_first(profile: Profile) -> tuple[Any, ...]:

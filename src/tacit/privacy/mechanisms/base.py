@@ -442,6 +442,11 @@ class Mechanism(Aggregation):
 
 
 NOT_COVERED = (
+    "what the data look like: the classes and their names, the shape of a record; they count as public, also "
+    "where they were read off the records",
+    "the common test set: what is told of it has no noise, so its records count as public, whosever they are",
+    "what the model's first weights were trained on, where no run made them: a module that was given, "
+    "model.hub, or what model.public calls public",
     "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
     "what the run's folder holds beside the model: clients' own states, and which clients wrote one when",
     "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",

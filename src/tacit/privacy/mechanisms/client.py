@@ -197,7 +197,10 @@ class ClientLevel(Mechanism):
 
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
         own = isinstance(self.sampling, OwnSampling)
-        neighbours = "; nothing is claimed for it. Neighbours: what a client sent, or zeros in its place"
+        neighbours = (
+            "; nothing is claimed for it, and it must not have looked at what is protected. Neighbours: what "
+            "a client sent, or zeros in its place"
+        )
         maker = "the server"
         if self.noise_at == "clients":
             maker = (

@@ -269,6 +269,8 @@ class ExampleLevel(Mechanism):
                 *self._not_covered,
                 "how many records a client has, and which clients took part: both count as public",
                 "a person with several records: protection weakens with their number",
+                "a single text where data.pack joined texts: an example is what it joined, and one text less "
+                "moves its neighbours to other examples",
                 "what a model draws with randint, randperm or multinomial, or on an accelerator: all other "
                 "masks of records are the cipher's",
             ),
