@@ -74,6 +74,7 @@ class Meaning:
     audio: str | None = None
     seconds: float | None = None
     language: str = "en"
+    classes: tuple[str, ...] = ()
 
 
 def dataset(
@@ -95,6 +96,7 @@ def dataset(
     seconds: float | None = None,
     language: str = "en",
     on_bad: str = "refuse",
+    classes: Sequence[Any] = (),
     name: str = "own data",
 ) -> Dataset:
     """A data set from what is at hand.
@@ -119,6 +121,7 @@ def dataset(
         size: pictures come out this many pixels a side.
         mean, std: what is subtracted and divided by; constants, since statistics would be a release.
         on_bad: `refuse` names the first row that cannot be used; `skip` leaves such rows out, and says so.
+        classes: what labels may be, in order; left out, what the training records have.
     """
     if task not in TASKS:
         raise UserError(f"task: {task!r} is not one of {', '.join(TASKS)}")
@@ -145,6 +148,7 @@ def dataset(
         audio,
         seconds,
         language,
+        tuple(map(str, classes)),
     )
     if (pair := _pair(source)) is not None:
         columns = _of_pair(pair, None if isinstance(user, str) else user, "source")
@@ -311,9 +315,11 @@ def _coding(columns: Columns, meaning: Meaning) -> _Coding:
     if meaning.task == "token-classification":
         flat = [_plain(v) for row in values if not _missing(row) for v in np.ravel(row)]
         if any(isinstance(v, str) for v in flat):
-            tags = sorted({str(v) for v in flat})
-            return _Coding(len(tags), tuple(tags), {tag: n for n, tag in enumerate(tags)})
-        return _Coding(max((int(v) for v in flat if int(v) >= 0), default=0) + 1)
+            return _coded(sorted({str(v) for v in flat}), meaning.classes)
+        most = max((int(v) for v in flat if int(v) >= 0), default=0) + 1
+        if meaning.classes and most > len(meaning.classes):
+            raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
+        return _Coding(len(meaning.classes) or most)
     known: set[Any] = set()
     if meaning.task == "multi-label" and np.ndim(values[0]) == 1 and not isinstance(values[0][0:1], str):
         if all(len(row) == len(values[0]) and set(np.unique(row).tolist()) <= {0, 1} for row in values):
@@ -333,8 +339,20 @@ def _coding(columns: Columns, meaning: Meaning) -> _Coding:
         raise UserError(
             f"label: column {meaning.label!r} holds both numbers and words; make them all one kind"
         )
-    ordered = sorted(known)
-    return _Coding(len(ordered), tuple(str(v) for v in ordered), {v: n for n, v in enumerate(ordered)})
+    return _coded(sorted(known), meaning.classes)
+
+
+def _coded(found: Sequence[Any], classes: tuple[str, ...]) -> _Coding:
+    """Numbers for the labels that were found: in their own order, or in that of the classes there may be."""
+    if not classes:
+        names = tuple(str(v) for v in found)
+        return _Coding(len(names), names, {v: number for number, v in enumerate(found)})
+    beyond = [v for v in found if str(v) not in classes]
+    if beyond:
+        raise UserError(f"label: {beyond[0]!r} is not among the classes, {', '.join(classes)}")
+    numbers: dict[Any, int] = {name: number for number, name in enumerate(classes)}
+    numbers |= {int(name): number for name, number in numbers.items() if name.isdecimal()}
+    return _Coding(len(classes), classes, numbers)
 
 
 def _plain(value: Any) -> Any:
