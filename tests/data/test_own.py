@@ -442,3 +442,26 @@ def test_an_adapter_loads_by_name_alone_somewhere_else(tmp_path) -> None:
         assert torch.equal(ours, theirs)
         assert names in (None, {0: "cook", 1: "tailor", 2: "vet"})
         assert "AutoPeftModelForSequenceClassification" in (folder / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"), [(["b", "a", "b", "c"], ["c", "b", "a", "d"]), ([2, 0, 2, 1], [0, 1, 2, 3])]
+)
+def test_the_classes_that_there_may_be_are_those_that_are_named(y: list[Any], classes: list[Any]) -> None:
+    """Labels mean the same whichever of them somebody's records have; also in a test part with a new one."""
+    x = np.zeros((4, 2), np.float32)
+    for rows in ([0, 1], [2, 3], [0, 1, 2, 3]):
+        given = x[rows], [y[row] for row in rows]
+        data = tacit.dataset(given, test=(x[:1], [classes[3]]), classes=classes)
+        assert (data.classes, data.label_names) == (4, tuple(map(str, classes)))
+        assert list(data.train.labels) == [classes.index(y[row]) for row in rows]
+        assert list(data.test.labels) == [3]
+    with pytest.raises(tacit.UserError, match="is not among the classes"):
+        tacit.dataset((x, y), classes=classes[:2])
+
+
+def test_numbers_of_word_classes_are_below_the_number_of_classes() -> None:
+    x, y = torch.randn(5, 4, 3), torch.tensor([[0, 1, 2, -100]] * 5)
+    assert tacit.dataset((x, y), task="token-classification", classes=["a", "b", "c", "d"]).classes == 4
+    with pytest.raises(tacit.UserError, match="2 is the number of none of 2 classes"):
+        tacit.dataset((x, y), task="token-classification", classes=["a", "b"])

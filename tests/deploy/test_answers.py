@@ -13,7 +13,7 @@ import torch
 from deploy_small import Small, federation, same, settings, vectors
 
 from tacit.deploy.client import Reply
-from tacit.deploy.flower import FLEET, Gate
+from tacit.deploy.flower import FLEET, LONGEST_REQUEST, Gate
 from tacit.deploy.messages import Answer, BadMessage, Refusal, body_hash, pack, read, written
 from tacit.deploy.roster import Member, Roster, read_card
 from tacit.deploy.server import checked_norm
@@ -230,32 +230,55 @@ def test_what_cannot_be_deployed_is_told_before_anything_starts(tmp_path: Path) 
     assert isinstance(members[0], Member)
 
 
-def test_a_stranger_gets_404_at_the_gate() -> None:
-    """Only eight paths of the Fleet interface are there; Control and Runtime are not on this door at all."""
-    passed: list[str] = []
+class AtTheGate:
+    """Requests to the public door, and what of them is passed on."""
 
-    async def inner(scope: Any, receive: Any, send: Any) -> None:
-        passed.append(scope["path"])
+    def __init__(self, known: bool = True) -> None:
+        self.passed: list[str] = []
+        self._gate = Gate(self._inner, lambda headers: known)
 
-    def ask(method: str, path: str, kind: str = "http") -> int | None:
+    async def _inner(self, scope: Any, receive: Any, send: Any) -> None:
+        self.passed.append(scope["path"])
+
+    def ask(self, method: str, path: str, kind: str = "http", **headers: str) -> int | None:
         sent: list[Any] = []
 
         async def send(event: Any) -> None:
             sent.append(event)
 
-        scope = {"type": kind, "method": method, "path": path}
-        asyncio.run(Gate(inner)(scope, None, send))
+        async def receive() -> Any:
+            raise AssertionError("the body of a request was read at the gate")
+
+        told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": kind, "method": method, "path": path, "headers": told}
+        asyncio.run(self._gate(scope, receive, send))
         return sent[0]["status"] if sent else None
 
+
+def test_a_stranger_gets_404_at_the_gate() -> None:
+    """Only eight paths of the Fleet interface are there; Control and Runtime are not on this door at all."""
+    gate = AtTheGate()
     strange = "/ /docs /openapi.json /v1/control/start-run /v1/runtime/acquire-task /v1/fleet/"
     strange += (
         " /v1/fleet/register-node /v1/fleet/get-fab /v1/fleet/../control/start-run /V1/fleet/pull-messages"
     )
     for path in [*strange.split(), "/v1/fleet/pull-messages/", "//v1/fleet/pull-messages"]:
-        assert ask("POST", path) == 404
-    assert ask("GET", "/v1/fleet/pull-messages") == 404
-    assert ask("", "/v1/fleet/pull-messages", "websocket") is None
-    assert not passed
+        assert gate.ask("POST", path, content_length="0") == 404
+    assert gate.ask("GET", "/v1/fleet/pull-messages", content_length="0") == 404
+    assert gate.ask("", "/v1/fleet/pull-messages", "websocket") is None
+    assert not gate.passed
     for path in FLEET:
-        assert ask("POST", path) is None
-    assert set(passed) == FLEET
+        assert gate.ask("POST", path, content_length="0") is None
+    assert set(gate.passed) == FLEET
+
+
+def test_nothing_is_read_of_what_a_stranger_sends_nor_more_of_a_members_than_a_piece() -> None:
+    """Whoever the headers do not show to be on the roster could fill the memory with a body otherwise."""
+    stranger, member = AtTheGate(known=False), AtTheGate()
+    for path in FLEET:
+        assert stranger.ask("POST", path, content_length="5") == 401
+        for length in (str(LONGEST_REQUEST + 1), "", "-1", "1e3", "٣"):
+            assert member.ask("POST", path, content_length=length) == 413
+        assert member.ask("POST", path, transfer_encoding="chunked") == 413
+    assert not stranger.passed and not member.passed
+    assert member.ask("POST", "/v1/fleet/push-object", content_length=str(LONGEST_REQUEST)) is None

@@ -124,6 +124,37 @@ def test_masks_hide_among_enough_and_not_too_many(clinic: Any, count: int, why: 
     assert why in answer(client, server, asked).text
 
 
+def test_one_record_of_a_rare_class_decides_nothing_where_the_owner_names_the_classes(
+    tmp_path: Path,
+) -> None:
+    """A server asks for fewer and fewer classes until it is refused: free of charge, and exact."""
+    asked = [("0", "1"), ("0", "1", "2"), ("1", "0", "2")]
+    told: dict[tuple[bool, bool], list[str]] = {}
+    for declared in (False, True):
+        for rare in (False, True):
+            place = tmp_path / f"{declared}-{rare}"
+            place.mkdir()
+            rows = [f"{n % 5},{n % 3},{n % 2}" for n in range(40)]
+            rows[7] = f"1,2,{2 if rare else 1}"
+            (place / "clinic.csv").write_text("a,b,y\n" + "\n".join(rows) + "\n")
+            (place / "test.csv").write_text("a,b,y\n1,2,0\n")
+            data = {"name": "table", "path": str(place / "clinic.csv"), "test": str(place / "test.csv"),
+                    "features": ["a", "b"], "label": "y"}  # fmt: skip
+            if declared:
+                data["classes"] = [0, 1, 2]
+            allow = {"unit": "example", "epsilon": 1.0, "delta": 1e-5, "methods": ["dp-fedavg"]}
+            owner = Owner.model_validate({"name": "clinic", "server": "h:1", "data": data, "allow": allow})
+            server, key = new_key(place / "server"), new_key(place / "key")
+            client = Client(place / "state", key, server.public_key(), owner.allow, OwnRecords(owner).prepare)
+            told[declared, rare] = [
+                answer(client, server, order(client, SETTINGS, classes=len(labels), labels=labels)).text
+                for labels in asked
+            ]
+    assert told[False, False] != told[False, True], "so the attack works where nothing is declared"
+    assert told[True, False] == told[True, True]
+    assert len(set(told[True, True])) == 2, "one of the three fits"
+
+
 def population(users: list[str]) -> Population:
     x = np.arange(80, dtype=np.float32).reshape(40, 2)
     records = tacit.ArrayRecords(x, np.arange(40) % 2, users=users)

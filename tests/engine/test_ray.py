@@ -27,15 +27,16 @@ import torch
 
 import tacit
 from conftest import blobs
-from methods_small import configured, memories, play
+from methods_small import configured, halves, memories, play, small
 from tacit.algorithms import Algorithm, FedAvg
 from tacit.config.build import build_job
-from tacit.engine import ClientError, InProcess, Order, Participant, RaySettings
+from tacit.engine import ClientError, InProcess, InProcessSettings, Order, Participant, RaySettings
 from tacit.engine import ray as engine_ray
 from tacit.engine.ray import SERVER, Patience, Ray, _Actor
 from tacit.engine.ray_cluster import LEFTOVER, remove_leftovers
 from tacit.engine.ray_worker import CarriedStates, RayWorker, processor, software
-from tacit.engine.states import DirectoryStates
+from tacit.engine.states import STATES, DirectoryStates
+from tacit.federation import checkpoint
 from tacit.federation.statements import read_ledger
 from tacit.vector import Vectors, read_values
 
@@ -111,6 +112,60 @@ def test_the_same_bits_as_in_process(cluster: Any, method: str, state: str) -> N
     assert not list(Path("there").glob(".seen-*"))
 
 
+def test_client_state_lies_in_an_object_store_and_the_run_resumes_without_the_cluster(
+    cluster: Any, tmp_path: Path
+) -> None:
+    config, store = configured("scaffold"), f"file://{tmp_path}/store"
+    here = play(config, "here")
+    there = play(config, "there", engine=RaySettings(workers=2, state=store))
+    assert same(there.state(2), here.state(2))
+    assert not (Path("there") / STATES).exists()
+    told = [checkpoint.newest(Path(run) / "checkpoint")[0] for run in ("here", "there")]
+    assert all(told) and told[0].facts["states"] == told[1].facts["states"], "byte for byte"
+    assert all(not finding.problem for finding in tacit.verify("there"))
+    again = play(config, "again", engine=RaySettings(workers=1, state=store))
+    assert same(again.state(2), here.state(2)), "another run has a place of its own"
+    assert len(list((tmp_path / "store").iterdir())) == 2
+    resumed = [
+        tacit.resume(run, rounds=3, dataset=small(), model=halves(), engine=InProcessSettings())
+        for run in ("here", "there")
+    ]
+    assert all(result.finished for result in resumed)
+    assert same(vectors(Path("here"), 3), vectors(Path("there"), 3))
+
+
+def test_masks_change_no_bit_on_a_cluster(cluster: Any) -> None:
+    privacy = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": "seed"}
+    config = settings(1, privacy={**privacy, "aggregation": "secure"}, cohort=4)
+    here = tacit.run(config, "here", dataset=blobs(48))
+    there = tacit.run(config, "there", dataset=blobs(48), engine=TWO)
+    assert same(vectors(there.path, 1), vectors(here.path, 1))
+
+
+SWEEP = """
+rounds: 2
+seed: 0
+data: {name: fashion-mnist-slice, partition: {kind: iid, clients: 40}}
+model: logistic
+cohort: 8
+local: {steps: 2, batch: 10, lr: 0.1}
+engine: {workers: 0}
+sweep: {seed: [0, 1]}
+"""
+
+
+def test_runs_of_a_sweep_share_the_cluster(cluster: Any, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    engine = {"engine": {"kind": "ray", "address": cluster.address, "workers": 1}}
+    here = tacit.sweep(file, folder="here", jobs=1)
+    there = tacit.sweep(file, engine, folder="there", jobs=2)
+    assert len(there) == 2
+    assert [row["accuracy"] for row in there] == [row["accuracy"] for row in here]
+    for run in Path("there").glob("*/metrics.jsonl"):
+        assert json.loads(run.read_text().splitlines()[-1])["workers"] == 1
+
+
 # --- workers are lost -------------------------------------------------------------------------------------
 
 
@@ -129,6 +184,16 @@ class Slow(Algorithm):
         if self.trap and trap.exists() and (trap.read_text() == "always" or _mine(trap)):
             os.kill(os.getpid(), signal.SIGKILL)
         return {"delta": y - msg["theta"]}, {"count": memory.get("count", torch.zeros(1)) + 1}
+
+
+@dataclass(frozen=True)
+class Hungry(Slow):
+    """Asks for more memory than there is, once."""
+
+    def client(self, msg: Any, memory: Any, work: Any) -> Any:
+        if _mine(Path(self.trap)):
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return Slow("").client(msg, memory, work)
 
 
 def _mine(trap: Path) -> bool:
@@ -224,6 +289,25 @@ class TestOneEngine:
         assert opened.engine.evaluate_clients(message, PARTICIPANTS) == each
         assert not opened.replayed
 
+    def test_a_sum_that_is_lost_is_made_again_and_added_once(
+        self, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened.until(lambda: len(opened.pids()) == 2)
+        opened.replayed.clear()
+        real, lost = ray.get, []
+
+        def get(refs: Any, **options: Any) -> Any:
+            if isinstance(refs, list) and not lost:
+                lost.append(refs)
+                raise ray.exceptions.ObjectLostError(refs[1].hex(), None, "")
+            return real(refs, **options)
+
+        monkeypatch.setattr(ray, "get", get)
+        before = opened.engine.facts()["workers_lost"]
+        opened.sum()
+        assert lost and opened.replayed
+        assert opened.engine.facts()["workers_lost"] == before + 1
+
     def test_a_machine_joins_and_is_taken_away(self, opened: Opened, cluster: Any) -> None:
         opened.until(lambda: len(opened.pids()) == 2)
         machine = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
@@ -259,6 +343,24 @@ def test_a_shard_lost_three_times_ends_the_run_in_one_line_and_it_resumes_elsewh
     assert result.finished
     assert same(vectors(Path("run"), 3), vectors(Path("reference"), 3))
     assert told(result)[0] == told(reference)[0]
+
+
+def test_a_worker_out_of_memory_is_replaced(cluster: Any, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    reference = tacit.run(settings(2), "reference", dataset=blobs(48), algorithm=Slow(""))
+    trap.write_text("once")
+    result = tacit.run(settings(2), "run", dataset=blobs(48), algorithm=Hungry(str(trap)), engine=TWO)
+    assert not trap.exists()
+    assert (result.metrics[-1]["workers_lost"], result.metrics[-1]["shards_replayed"] > 0) == (1, True)
+    assert same(vectors(Path("run"), 2), vectors(Path("reference"), 2))
+    assert told(result) == told(reference)
+
+
+def test_every_way_in_which_ray_loses_work_is_one_that_is_caught() -> None:
+    names = "ActorDiedError ActorUnavailableError ObjectLostError ObjectFreedError NodeDiedError "
+    names += "WorkerCrashedError OutOfMemoryError OwnerDiedError ObjectFetchTimedOutError GetTimeoutError"
+    for name in names.split():
+        assert issubclass(getattr(ray.exceptions, name), ray.exceptions.RayError), name
 
 
 def test_without_a_worker_it_says_so(cluster: Any) -> None:

@@ -129,7 +129,7 @@ def run(
         dataset = dataset or build_dataset(config)
         if task is None:
             refuse_other_task(dataset, config.task.name if config.task is not None else dataset.task)
-        job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
+        job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
         config = resolved(config, job)

@@ -30,9 +30,10 @@ from tacit.data import Dataset, Population, Records, Subset, partition
 from tacit.data.records import Timed
 from tacit.deploy import FlowerSettings, Looks, Owners, Roster
 from tacit.deploy.states import RemoteStates
-from tacit.engine import ClientStates, DirectoryStates, EngineSettings, Job, Local
+from tacit.engine import EngineSettings, Job, Local
 from tacit.engine.local import workload
 from tacit.engine.states import STATES
+from tacit.engine.url_states import states_of
 from tacit.errors import UserError
 from tacit.federation import Settings
 from tacit.federation.settings import ServerSettings
@@ -241,13 +242,14 @@ def build_job(
     task: Task | None = None,
     population: Population | None = None,
     sampling: Sampler | None = None,
+    engine: EngineSettings | None = None,
 ) -> Job:
     """What the workers need; any part can be given as an object instead of by name."""
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
     public, private = split_records(config, dataset)
     population = population or build_population(config, dataset, private)
-    states: ClientStates = DirectoryStates(folder / STATES)
+    states = states_of(folder, getattr(engine or config.engine, "states_url", None))
     if isinstance(population, Owners):
         states = RemoteStates(folder / STATES)
     validating = config.evaluate.split == "validation"

@@ -82,6 +82,7 @@ def _table(config: Config) -> Dataset:
         mean=None if normalise is None else normalise.mean,
         std=None if normalise is None else normalise.std,
         skip_bad=section.on_bad == "skip",
+        classes=section.classes,
         audio=section.audio,
         seconds=section.seconds,
         language=section.language,

@@ -220,6 +220,8 @@ class Data(Section):
     """Of a table: texts that stand for a missing value; nothing else is taken for one."""
     on_bad: Literal["refuse", "skip"] = "refuse"
     """Of a table: what to do about rows that cannot be used."""
+    classes: tuple[str, ...] = ()
+    """Of a table: what labels may be, in order; left out, what the training records have."""
     options: dict[str, Any] = Field({})
     """Of `import`: what the function is called with."""
 
@@ -232,6 +234,12 @@ class Data(Section):
     @classmethod
     def _bare_column(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _class_names(cls, value: Any) -> Any:
+        numbers = isinstance(value, list | tuple) and all(type(v) in (int, str) for v in value)
+        return tuple(map(str, value)) if numbers else value
 
 
 class Cohort(Section):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,11 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
     if meaning.task == "token-classification":
         flat = [_plain(v) for row in values if not _missing(row) for v in np.ravel(row)]
         if any(isinstance(v, str) for v in flat):
-            tags = sorted({str(v) for v in flat})
-            return Coding(len(tags), tuple(tags), {tag: n for n, tag in enumerate(tags)})
-        return Coding(max((int(v) for v in flat if int(v) >= 0), default=0) + 1)
+            return _coded(sorted({str(v) for v in flat}), meaning.classes)
+        most = max((int(v) for v in flat if int(v) >= 0), default=0) + 1
+        if meaning.classes and most > len(meaning.classes):
+            raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
+        return Coding(len(meaning.classes) or most)
     known: set[Any] = set()
     if meaning.task == "multi-label" and np.ndim(values[0]) == 1 and not isinstance(values[0][0:1], str):
         if all(len(row) == len(values[0]) and set(np.unique(row).tolist()) <= {0, 1} for row in values):
@@ -67,8 +69,22 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
         raise UserError(
             f"label: column {meaning.label!r} holds both numbers and words; make them all one kind"
         )
-    ordered = sorted(known)
-    return Coding(len(ordered), tuple(str(v) for v in ordered), {v: n for n, v in enumerate(ordered)})
+    return _coded(sorted(known), meaning.classes)
+
+
+def _coded(found: Sequence[Any], classes: tuple[str, ...]) -> Coding:
+    """Numbers for the labels that were found: in their own order, or in that of the classes there may be."""
+    if not classes:
+        names = tuple(str(v) for v in found)
+        return Coding(len(names), names, {v: number for number, v in enumerate(found)})
+    if len(set(classes)) < len(classes):
+        raise UserError("classes: one of them is there twice; name each once")
+    beyond = [v for v in found if str(v) not in classes]
+    if beyond:
+        raise UserError(f"label: {beyond[0]!r} is not among the classes, {', '.join(classes)}")
+    numbers: dict[Any, int] = {name: number for number, name in enumerate(classes)}
+    numbers |= {int(name): number for name, number in numbers.items() if name.isdecimal()}
+    return Coding(len(classes), classes, numbers)
 
 
 def _plain(value: Any) -> Any:

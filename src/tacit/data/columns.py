@@ -52,6 +52,7 @@ class Meaning:
     audio: str | None = None
     seconds: float | None = None
     language: str = "en"
+    classes: tuple[str, ...] = ()
 
 
 def columns_of(source: Any, what: str) -> Columns:

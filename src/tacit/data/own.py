@@ -53,6 +53,7 @@ def dataset(
     seconds: float | None = None,
     language: str = "en",
     on_bad: str = "refuse",
+    classes: Sequence[Any] = (),
     name: str = "own data",
 ) -> Dataset:
     """A data set from what is at hand.
@@ -77,6 +78,8 @@ def dataset(
         size: pictures come out this many pixels a side.
         mean, std: what is subtracted and divided by; constants, since statistics would be a release.
         on_bad: `refuse` names the first row that cannot be used; `skip` leaves such rows out, and says so.
+        classes: what labels may be, in order. Left out, they are those of the training records, and that a class
+            is there tells that somebody has it.
     """
     if task not in TASKS:
         raise UserError(f"task: {task!r} is not one of {', '.join(TASKS)}")
@@ -103,6 +106,7 @@ def dataset(
         audio,
         seconds,
         language,
+        tuple(map(str, classes)),
     )
     if (pair := pair_of(source)) is not None:
         columns = of_pair(pair, None if isinstance(user, str) else user, "source")

@@ -288,7 +288,8 @@ class Client:
             client=order.client,
             nonce=order.nonce,
             order=head_hash(head),
-            steps=report.steps if order.terms is None or "examples" in send else 0,
+            # With a batch of one, steps of an epoch are a number of examples.
+            steps=report.steps if "examples" in send else order.steps or 1,
             norm=float(report.norm) if "metrics" in send and math.isfinite(report.norm) else None,
             examples=report.examples if "examples" in send else None,
             loss=float(report.loss) if "loss" in send and math.isfinite(report.loss) else None,

@@ -8,8 +8,9 @@ is what its owner installed. The app bundle that Flower wants for a run is an em
 Two doors
 ---------
 A SuperLink serves three interfaces on one port, and its Control interface lets anybody start runs. Here the
-public door (TLS) has eight paths of the Fleet interface and answers 404 to everything else; all of it is
-served only on a Unix socket in the federation's folder, which the operating system opens to its owner alone.
+public door (TLS) has eight paths of the Fleet interface and answers 404 to everything else; whoever is not on
+the roster is answered before anything but the head of its request is read. All of it is served only on a Unix
+socket in the federation's folder, which the operating system opens to its owner alone.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import signal
 import ssl
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +64,8 @@ LONGEST_PAUSE = 60.0
 """Seconds before a client that cannot reach the server tries again, at most."""
 LONGEST_ANSWER = 1 << 26
 """Bytes of one answer of the SuperLink that a client reads; bodies come in pieces of a twelfth of that."""
+LONGEST_REQUEST = 1 << 24
+"""Bytes of one request of a client; answers come in pieces of a third of that."""
 PATIENCE = 300.0
 """Seconds that the next piece of a body may take."""
 HEAD, BODY = "head", "body"
@@ -99,17 +104,57 @@ def _flwr(home: Path) -> Any:
 
 
 class Gate:
-    """An ASGI app in front of another: what is not a path of the public door is not there."""
+    """An ASGI app in front of another: what is not a path of the public door is not there, and nothing is
+    read of a request but its head unless its headers show whose it is, and of what length.
+    """
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, known: Callable[[Mapping[str, str]], bool]) -> None:
+        self._app, self._known = app, known
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in FLEET:
+        if scope["type"] != "http":
+            return
+        code = await self._refused(scope)
+        if code is None:
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
+            return
+        closing = [(b"content-length", b"0"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": code, "headers": closing})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _refused(self, scope: Any) -> int | None:
+        """Why a request is not passed on, as a status code."""
+        if scope["method"] != "POST" or scope["path"] not in FLEET:
+            return 404
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if not await asyncio.to_thread(self._known, headers):
+            return 401
+        length = headers.get("content-length", "")
+        return None if length.isdecimal() and int(length) <= LONGEST_REQUEST else 413
+
+
+def _on_roster(nodes: Mapping[bytes, int], headers: Mapping[str, str]) -> bool:
+    """Whether the headers of a request are those of somebody who was let in."""
+    from types import SimpleNamespace
+
+    from fastapi import HTTPException
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+
+    try:
+        key = b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+    except ValueError:
+        return False
+    if key not in nodes:
+        return False
+    state = SimpleNamespace(protobuf_request=ActivateNodeRequest(public_key=key))
+    asked: Any = SimpleNamespace(headers=headers, state=state)
+    try:
+        authenticate_node(asked)
+    except HTTPException:
+        return False
+    return True
 
 
 def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda: None) -> None:
@@ -158,9 +203,10 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
     socket = folder / SOCKET
     socket.unlink(missing_ok=True)
     private = Server(uvicorn.Config(app, uds=str(socket), **common))
+    nodes: dict[bytes, int] = {}
     public = Server(
         uvicorn.Config(
-            Gate(app),
+            Gate(app, partial(_on_roster, nodes)),
             host=host,
             port=port,
             lifespan="off",
@@ -186,7 +232,7 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
             await asyncio.sleep(0.05)
         os.umask(before)
         socket.chmod(0o600)
-        members = threading.Thread(target=_keep_members, args=(folder, stop, ready), daemon=True)
+        members = threading.Thread(target=_keep_members, args=(folder, nodes, stop, ready), daemon=True)
         members.start()
         try:
             await public.serve()
@@ -202,26 +248,25 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
         socket.unlink(missing_ok=True)
 
 
-def _keep_members(folder: Path, stop: threading.Event, ready: Callable[[], None]) -> None:
-    """Let in whoever is on the roster, and put out whoever was taken off it."""
+def _keep_members(
+    folder: Path, nodes: dict[bytes, int], stop: threading.Event, ready: Callable[[], None]
+) -> None:
+    """Let in whoever is on the roster, and put out whoever was taken off it; `nodes` are those who are in."""
     from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-    nodes: dict[str, int] = {}
     told = False
     control = _private(ControlHttpClient, folder)
     while not stop.is_set():
         try:
             for member in Roster.read(folder).members:
-                who = member.who
-                if member.revoked and who in nodes:
-                    control.UnregisterNode(UnregisterNodeRequest(node_id=nodes.pop(who)))
-                elif not member.revoked and who not in nodes:
-                    key = public_key_to_bytes(member.public_key)
-                    nodes[who] = control.RegisterNode(
-                        RegisterNodeRequest(public_key=key, name=member.name)
-                    ).node_id
+                key = public_key_to_bytes(member.public_key)
+                if member.revoked and key in nodes:
+                    control.UnregisterNode(UnregisterNodeRequest(node_id=nodes.pop(key)))
+                elif not member.revoked and key not in nodes:
+                    asked = RegisterNodeRequest(public_key=key, name=member.name)
+                    nodes[key] = control.RegisterNode(asked).node_id
             if not told:
                 told = True
                 ready()
@@ -440,9 +485,9 @@ def attend(
 def _reason(error: Exception) -> str:
     code = getattr(getattr(error, "response", None), "status_code", None)
     if code == 401:
-        return "it does not let this client in: its key was put out, or the clocks differ"
+        return "it does not let this client in: its key is not on the roster, or the clocks differ"
     if code == 412:
-        return "it does not know this client's key, or takes it to be connected already"
+        return "it takes this client to be connected already"
     return f"{type(error).__name__}: {error}"
 
 

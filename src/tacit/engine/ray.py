@@ -51,6 +51,7 @@ from tacit.engine.kinds import Threads
 from tacit.engine.ray_cluster import Cluster, import_ray, one_line
 from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker, joined, software
 from tacit.engine.states import NONE, DirectoryStates
+from tacit.engine.url_states import UrlStates
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
 from tacit.system import cores
@@ -98,9 +99,11 @@ class RaySettings(DeviceSettings):
     """Of each worker, which is also how many processors it takes of the cluster's."""
     gpus: Annotated[float, Field(ge=0)] = 0
     """Of each worker, which sees no others; half of one is 0.5."""
-    state: Literal["auto", "shared", "carried"] = "auto"
-    """Client state: in the run's folder, which every machine sees (`shared`), or sent along with its
-    work (`carried`). `auto`: the one or the other, as each machine can.
+    state: (
+        Literal["auto", "shared", "carried"] | Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*://\S+$")]
+    ) = "auto"
+    """Client state: in the run's folder, which every machine sees (`shared`), sent along with its work
+    (`carried`), or in an object store (its URL). `auto`: one of the first two, as each machine can.
     """
     isa: Literal["same", "avx2", "any"] = "same"
     """Processors that differ change results in their last bits: refuse those (`same`), hold all of them to
@@ -110,6 +113,11 @@ class RaySettings(DeviceSettings):
     """Use a cluster that lets in whoever reaches it."""
     wait: Annotated[float, Field(gt=0)] = 600.0
     """Seconds without any worker after which the run is given up (saved, to be resumed)."""
+
+    @property
+    def states_url(self) -> str | None:
+        """Where client states are, if that is neither the run's folder nor the driver."""
+        return self.state if "://" in self.state else None
 
     def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Ray:
         return Ray(job, message, cohort, self, before_replay, Patience(nobody=self.wait))
@@ -482,7 +490,8 @@ class Ray:
         if actor.facts is None:
             actor.facts, actor.node = told, told["host"]
             if self._accepts(actor):
-                actor.carried = not self._sees(actor)
+                by_url = isinstance(self._job.states, UrlStates)
+                actor.carried = not (by_url or self._sees(actor))
                 actor.pending = actor.handle.start.remote(self._device, actor.carried, *self._put())
             return
         kind, why = told

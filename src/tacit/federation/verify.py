@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit.engine import DirectoryStates
-from tacit.engine.states import STATES
+from tacit.engine.url_states import states_of
 from tacit.errors import UserError
 from tacit.federation import checkpoint
 from tacit.federation.checkpoint import CONFIG, LINEAGE
@@ -106,7 +105,7 @@ def _statement(run: Path) -> Finding:
 
 
 def _checkpoints(run: Path) -> list[Finding]:
-    found, store, usable = [], DirectoryStates(run / STATES), False
+    found, store, usable = [], states_of(run), False
     for place in checkpoint.finished(run / "checkpoint"):
         name = f"checkpoint/{place.name}"
         try:

@@ -1,0 +1,121 @@
+"""Client state in an object store, by URL: for clusters whose machines share no folder.
+
+`engine: {kind: ray, state: s3://bucket/runs}`. Every worker reads and writes there by itself, through fsspec,
+with whatever credentials its machine has; the library of the store (s3fs, gcsfs, …) must be installed on all.
+A run has a place of its own under the URL, with a random name, which a file of its folder keeps: so it
+resumes with these states on any engine. An object store writes an object whole or not at all, and it stays
+once it is written; `file://` is as good as the file system behind it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from tacit.engine.states import NONE, STATES, ClientStates, DirectoryStates
+from tacit.errors import UserError
+from tacit.vector import Vectors
+
+NOTE = f"{STATES}.url"
+"""The file of a run's folder that names the place of its states."""
+
+
+class UrlStates:
+    """Client states under a URL: `URL/CLIENT/VERSION.safetensors`."""
+
+    def __init__(self, url: str, note: Path | None = None) -> None:
+        """`url` is the place itself; with a `note`, places of runs are made under it, and kept there."""
+        self._url, self._note = url, note
+
+    def __reduce__(self) -> tuple[type[UrlStates], tuple[str]]:
+        """Whoever it is sent to has the place alone, and a connection of its own."""
+        return UrlStates, (self.url,)
+
+    @property
+    def url(self) -> str:
+        """The run's own place."""
+        if self._note is None:
+            return self._url
+        if not self._note.exists():
+            self._note.parent.mkdir(parents=True, exist_ok=True)
+            place = f"{self._url.rstrip('/')}/{secrets.token_hex(16)}\n"
+            self._note.write_text(place, encoding="utf-8")
+        return self._note.read_text(encoding="utf-8").strip()
+
+    @cached_property
+    def _store(self) -> tuple[Any, str]:
+        try:
+            from fsspec.core import url_to_fs
+
+            system, root = url_to_fs(self.url)
+        except Exception as error:  # the store's own library may raise whatever it likes
+            raise UserError(f"engine.state: {self.url} cannot be opened ({error})") from None
+        return system, root
+
+    def load(self, client: int, version: str) -> Vectors:
+        if version == NONE:
+            return {}
+        try:
+            vectors: Vectors = load(self._read(client, version))
+        except Exception as error:
+            where = self._file(client, version)
+            raise UserError(f"{where}: this client's state cannot be read ({error}); restore it") from None
+        return vectors
+
+    def save(self, client: int, version: str, state: Mapping[str, Tensor]) -> None:
+        vectors = {name: v.detach().as_subclass(Tensor).clone().contiguous() for name, v in state.items()}
+        system, _ = self._store
+        where = self._file(client, version)
+        try:
+            system.makedirs(where.rpartition("/")[0], exist_ok=True)
+            system.pipe_file(where, save(vectors))
+        except Exception as error:
+            raise UserError(f"{where}: the client's state could not be written ({error}); resume") from None
+
+    def digest(self, client: int, version: str) -> str:
+        try:
+            return blake2b(self._read(client, version), digest_size=16).hexdigest()
+        except FileNotFoundError:
+            raise ValueError(f"{self._file(client, version)} is missing") from None
+        except Exception as error:
+            raise UserError(f"engine.state: {self.url} does not answer ({error}); then resume") from None
+
+    def sync(self, versions: Mapping[int, str]) -> None:
+        """Nothing is left to do: what a store has taken, it has."""
+
+    def prune(self, client: int, keep: set[str]) -> None:
+        system, root = self._store
+        kept = {f"{version}.safetensors" for version in keep}
+        folder = f"{root}/{client}"
+        if system.exists(folder):
+            for file in system.ls(folder, detail=False, refresh=True):
+                if file.rpartition("/")[2] not in kept:
+                    system.rm_file(file)
+
+    def clear(self) -> None:
+        system, root = self._store
+        if system.exists(root):
+            system.rm(root, recursive=True)
+
+    def _read(self, client: int, version: str) -> bytes:
+        system, _ = self._store
+        content: bytes = system.cat_file(self._file(client, version))
+        return content
+
+    def _file(self, client: int, version: str) -> str:
+        return f"{self._store[1]}/{client}/{version}.safetensors"
+
+
+def states_of(folder: Path, url: str | None = None) -> ClientStates:
+    """Where the clients of a run keep their states: in its folder, or where it says; `url` for a new run."""
+    note = folder / NOTE
+    if url is not None or note.exists():
+        return UrlStates(url or "", note)
+    return DirectoryStates(folder / STATES)
