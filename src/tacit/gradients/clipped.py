@@ -88,8 +88,8 @@ class ClippedGradient:
         for name, parameter in self._parameters.items():
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise UserError(
-                    f"parameter {name!r} has a hook on its gradient, which no single record's gradient passes; "
-                    "remove it, and freeze by requires_grad_(False) or scale the loss"
+                    f"parameter {name!r} has a hook on its gradient, which no record's own passes; remove "
+                    "it, and freeze by requires_grad_(False) or scale the loss"
                 )
         self._unchanged, self._settled = Unchanged(self.flat.module), False
         self._steps, self._proved_all = 0, True
