@@ -167,6 +167,21 @@ def test_a_hole_in_the_proof_ends_the_run(monkeypatch):
         fresh(hidden(4), squared_outputs(), 1.0)
 
 
+def test_the_experiment_looks_at_records_that_are_computed_one_by_one(monkeypatch):
+    """What a global variable carries from record to record is in no module's attributes."""
+    monkeypatch.setattr(survey, "allclose", lambda *_, **__: True)
+    with pytest.raises(UserError, match="change each other's losses"):
+        ClippedGradient(Between(STEPS["global number"]))(hidden(4), squared_outputs(), 1.0)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_a_parameters_gradient_are_refused(register):
+    model = nn.Linear(6, 2)
+    getattr(model.weight, register)(lambda grad: None)
+    with pytest.raises(UserError, match=r"parameter 'weight' has a hook"):
+        ClippedGradient(model)
+
+
 @pytest.mark.parametrize("layer", [nn.Embedding(5, 6, max_norm=0.1), nn.EmbeddingBag(5, 6, max_norm=0.1)])
 def test_rows_that_are_renormed_as_they_are_read_are_refused(layer):
     with pytest.raises(UserError, match=r"'0' .*without max_norm"):
@@ -312,6 +327,9 @@ OPS: dict[str, Op] = {
     "pad": lambda x, a, n: F.pad(x, [0] * (4 - 2 * a) + [1, 0]).narrow(a, 0, x.shape[a]),
     "unfold": lambda x, a, n: x + x.unfold(a, 1, 1).mean(-1),
     "scale": lambda x, a, n: x / x.shape[a],
+    "renorm": lambda x, a, n: x.renorm(2, a, 0.5),
+    "bytes": lambda x, a, n: x + x.detach().transpose(a, 2).contiguous().view(torch.int32).ne(0).any(-1, keepdim=True).transpose(a, 2),  # noqa: E501
+    "added": lambda x, a, n: x.clone().baddbmm_(torch.ones(len(x), 4, 1, dtype=x.dtype), torch.ones(len(x), 1, 6, dtype=x.dtype)),  # noqa: E501
 }  # fmt: skip
 
 

@@ -22,11 +22,9 @@ Seen is whatever can be reached from the model (and the task, and the algorithm)
 through lists, dicts, sets, objects and closures; every tensor there, by its memory and not by its version
 counter, so a write through `.data` shows; generators of random numbers.
 
-- *Before every client*: all Python values; all tensors bit for bit, up to `KEPT` bytes of them, by C's
-  `memcmp` (a millisecond or three); the places in memory of the others.
-- *Under example-level privacy, after every gradient*: all Python values, the tensors' places, and how often
-  torch wrote to them. Their bytes, too, after a gradient that is not on the tape of `tacit.gradients` from
-  end to end, and after every client's last one, before its upload is added to anything.
+- *Before every client*, and after every gradient under example-level privacy: all Python values; all tensors
+  bit for bit, up to `KEPT` bytes of them, by C's `memcmp` (a millisecond); the places in memory of the
+  others, and after a gradient how often torch wrote to them.
 - *Under a guarantee, after every shard of clients, before its sum leaves the worker*: a keyed hash (GMAC) of
   the tensors beyond `KEPT`, such as the frozen base of a large model. They are not put back but refused, and
   the sum with them; a change passes with a probability below 2⁻⁹⁰. A write that no counter shows (through
@@ -86,7 +84,7 @@ class Pristine:
         self._empty: list[Any] = []
         self._empty_names: list[str] = []
         self._tensors: list[tuple[str, Tensor, Tensor, int]] = []
-        self._countable: list[tuple[str, Tensor]] = []
+        self._counted: list[tuple[str, Tensor, int]] = []
         self._parameters: list[tuple[nn.Parameter, bool, Tensor | None]] = []
         self._own = {t.untyped_storage().data_ptr() for t in overwritten}
         self._alive: list[object] = []
@@ -102,10 +100,10 @@ class Pristine:
                 self._kept.append((name, raw, raw.clone()))
             else:
                 self._large.append((name, raw))
+        large = {raw.data_ptr() for _, raw in self._large}
         for name, tensor, _, _ in self._tensors:
-            if tensor.untyped_storage().data_ptr() not in self._own and not tensor.is_inference():
-                self._countable.append((name, tensor))
-        self._versions = self._count()
+            if tensor.untyped_storage().data_ptr() in large and not tensor.is_inference():
+                self._counted.append((name, tensor, tensor._version))
         self._key = os.urandom(32)
         self._hashes: list[bytes] | None = None
 
@@ -131,26 +129,18 @@ class Pristine:
             if raw.untyped_storage().nbytes() < raw.numel():
                 raw.untyped_storage().resize_(raw.numel())
             raw.copy_(copy)
-        self._versions = self._count()
-
-    def _count(self) -> list[int]:
-        """How often torch wrote to each tensor, through whichever view."""
-        return [tensor._version for _, tensor in self._countable]
 
     # --- after a gradient -------------------------------------------------------------------------------
 
-    def refuse_changes(self, bytes_too: bool = True) -> None:
-        """Raise if anything is not as it was, by its name.
-
-        Large tensors by their counters alone, and all of them so unless `bytes_too`.
-        """
-        for name in sorted(self._changed(bytes_too), key=_private):
+    def refuse_changes(self) -> None:
+        """Raise if anything is not as it was, by its name. Large tensors: by their counters alone."""
+        for name in sorted(self._changed(), key=_private):
             raise UserError(
                 f"{name} changes as records pass, so it remembers them without clipping or noise; use a "
                 "layer that keeps nothing between batches"
             )
 
-    def _changed(self, bytes_too: bool) -> Iterator[str]:
+    def _changed(self) -> Iterator[str]:
         if any(self._empty):
             yield from (name for name, c in zip(self._empty_names, self._empty, strict=True) if c)
         for place in self._places:
@@ -159,11 +149,8 @@ class Pristine:
         for name, tensor, first, pointer in self._tensors:
             if tensor.data_ptr() != pointer or tensor.shape != first.shape:
                 yield name
-        if self._count() != self._versions:
-            now = zip(self._countable, self._count(), self._versions, strict=True)
-            yield from (name for (name, _), new, old in now if new != old)
-        if bytes_too:
-            yield from (name for name, _, _ in self._written())
+        yield from (name for name, tensor, version in self._counted if tensor._version != version)
+        yield from (name for name, _, _ in self._written())
 
     def _written(self) -> list[tuple[str, Tensor, Tensor]]:
         """The tensors whose bytes are not what they were."""

@@ -186,32 +186,27 @@ class PrivateGradients:
         noise = self.mechanism.ahead(
             flat.grad.numel(), self.noise, self.expected_batch, flat.grad.device.type != "cpu"
         )
-        losses, proved = self._sum(flat, parts, task, bound, scale)
+        losses = self._sum(flat, parts, task, bound, scale)
         if self.model is not None:
-            self.model.refuse_changes(bytes_too=not proved)
+            self.model.refuse_changes()
         self.mechanism.privatize_(flat.grad, noise, self.expected_batch)
         return losses
 
-    def _sum(
-        self, flat: Flat, parts: list[Batch], task: Task, bound: Any, scale: Tensor | None
-    ) -> tuple[Tensor, bool]:
-        """Leave Σ_j clip(g_j) over all parts in `flat.grad`; each part's mean loss for its records, and
-        whether all of it was on the tape.
-        """
+    def _sum(self, flat: Flat, parts: list[Batch], task: Task, bound: Any, scale: Tensor | None) -> Tensor:
+        """Leave Σ_j clip(g_j) over all parts in `flat.grad`; each part's mean loss for its records."""
         parts = [part for part in parts if batch_size(part)]
         if not parts:
             flat.grad.zero_()
-            return flat.grad.new_zeros(0), True
-        found, total, proved = [], None, True
+            return flat.grad.new_zeros(0)
+        found, total = [], None
         for part in parts:
             result = self.clipped(part, task.losses, bound, scale)
-            proved &= result.proved
             found.append((result.loss_sum / len(result.norms)).expand(len(result.norms)))
             if len(parts) > 1:
                 total = in_full(flat.grad).clone() if total is None else total.add_(flat.grad)
         if total is not None:
             flat.grad.copy_(total)
-        return torch.cat(found), proved
+        return torch.cat(found)
 
 
 def workload(population: Population, local: Local, algorithm: Algorithm, seed: int) -> Workload:

@@ -216,8 +216,6 @@ class Worker:
                 message, self.compute.vectors(job.states.load(client, participant.state)), work
             )
             shown.refuse_if_written()
-            if self._clipped is not None:
-                self._model.refuse_changes()
             upload = received(sent, job.uploads)
         except Exception as error:
             where = f"client {client}, round {order.round}, step {work.count}"

@@ -66,8 +66,6 @@ class ClippedResult:
     """Sum of the losses of the records that took part."""
     dropped: int
     """Records whose gradient was not finite; they contribute zero."""
-    proved: bool
-    """Whether every operation was on the tape, so that none can have written to the model unseen."""
 
 
 class ClippedGradient:
@@ -88,11 +86,11 @@ class ClippedGradient:
         for name, parameter in self._parameters.items():
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise UserError(
-                    f"parameter {name!r} has a hook on its gradient, which no single record's gradient passes; "
-                    "remove it, and freeze by requires_grad_(False) or scale the loss"
+                    f"parameter {name!r} has a hook on its gradient, which no record's own passes; remove "
+                    "it, and freeze by requires_grad_(False) or scale the loss"
                 )
         self._unchanged, self._settled = Unchanged(self.flat.module), False
-        self._steps, self._proved_all = 0, True
+        self._steps = 0
         self._surveys: dict[object, Survey] = {}
         self._known, self._book = Known(self.flat.module), Book()
         self.obstacle: Unsupported | None = None
@@ -112,7 +110,7 @@ class ClippedGradient:
             raise RuntimeError("gradients are switched off here; leave torch.no_grad before asking for some")
         groups, bounds = _groups(self.flat, bound)
         size = batch_size(batch)
-        before, draws, self._proved_all = self._unchanged.state(), Draws(), True
+        before, draws = self._unchanged.state(), Draws()
         self.flat.grad.zero_()
         exact = self.flat.grad.dtype in (torch.float32, torch.float64)
         total = self.flat.grad if exact else self.flat.grad.float()
@@ -143,8 +141,9 @@ class ClippedGradient:
         if total is not self.flat.grad:
             self.flat.grad.copy_(total)
         all_norms = torch.cat(norms)
-        all_norms = all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms
-        return ClippedResult(all_norms, loss_sum, dropped, self._proved_all)
+        return ClippedResult(
+            all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
+        )
 
     def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, bool]]:
         """Slices of the batch, and whether they must take the slow road.
@@ -219,7 +218,6 @@ class ClippedGradient:
             except Unsupported as reason:
                 obstacle = reason
         self._tell(obstacle)
-        self._proved_all = False
         grads, values = self._one_by_one(batch, losses, obstacle, draws)
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
         return self._preconditioned([(form, form.squares()) for form in explicit]), values

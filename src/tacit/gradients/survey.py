@@ -219,8 +219,8 @@ def experiment(
         if apart or errors > rough * length + 1e-6:
             raise UserError(
                 f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with "
-                f"{len(expected)} of them), though nothing in sight mixes them; nothing can be promised for this "
-                "model. Does it use code that is hidden from torch, or keep something between calls?"
+                f"{len(expected)} of them), though nothing in sight mixes them; nothing can be promised for "
+                "this model. Does it use code that is hidden from torch, or keep something between calls?"
             )
 
 
