@@ -78,8 +78,8 @@ def dataset(
         size: pictures come out this many pixels a side.
         mean, std: what is subtracted and divided by; constants, since statistics would be a release.
         on_bad: `refuse` names the first row that cannot be used; `skip` leaves such rows out, and says so.
-        classes: what labels may be, in order. Left out, they are those of the training records, and that a class
-            is there tells that somebody has it.
+        classes: what labels may be, in order. Left out, they are those of the training records, and that a
+            class is there tells that somebody has it.
     """
     if task not in TASKS:
         raise UserError(f"task: {task!r} is not one of {', '.join(TASKS)}")
