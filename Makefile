@@ -6,7 +6,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/test_rooms.py
+# Something of every room; the whole of privacy but what is marked slow.
+FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/config tests/test_rooms.py \
+	tests/test_randomness.py tests/algorithms/test_methods_transcriptions.py tests/data/test_data_batches.py \
+	tests/data/test_data_partition.py tests/data/test_data_records.py tests/gradients/test_gradients_clipping.py \
+	tests/engine/test_states.py tests/engine/test_csprng.py tests/integration/test_federation.py \
+	tests/deploy/test_messages.py
 
 .PHONY: help demo deploy-demo test test-fast test-long lint docs bench torture results clean
 help:  ## this list

@@ -96,7 +96,9 @@ def load(name: str, path: Path | None, offline: bool, options: Mapping[str, Any]
             found = list(hub.utterances(hub.download(name.removeprefix(HUB), offline), columns))
         else:
             found = corpora.find(path, given.layout, columns)
-        parts = corpora.divide(found, {**given.splits}, given.share)
+        parts = corpora.divide(
+            found, {str(split): names for split, names in given.splits.items()}, given.share
+        )
         listed = [(split, utterance) for split, utterances in parts.items() for utterance in utterances]
         key = _key(name, listed, letters, given.resample)
     _build(key, listed, letters, given.resample, about)
