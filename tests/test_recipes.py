@@ -262,6 +262,18 @@ def test_two_tiny_rounds(file: Path, tmp_path: Path) -> None:
         assert all(math.isfinite(r["train_loss"]) for r in result.metrics if "train_loss" in r)
 
 
+@pytest.mark.parametrize("name", ["003/figure-15", "003/figure-16"])
+def test_noise_by_layer_plays(name: str, tmp_path: Path) -> None:
+    """The last run of each: noise on the last projections alone, whose ε is infinite; half of it there."""
+    sweep = recipe(name)
+    point = sweep.points[-1]
+    little = {f"model.{key}": value for key, value in LITTLE_VOICE.items()}
+    config = sweep.config({**point, **shrunk(sweep.config(point)), **little})
+    result = tacit.run(config, tmp_path / "run", dataset=voices())
+    assert math.isinf(tacit.statement(result.path).epsilon) == (name == "003/figure-15")
+    assert all(torch.isfinite(p).all() for p in result.model.parameters())
+
+
 # --- a cell that a paper prints twice is one experiment -----------------------------------------------
 
 

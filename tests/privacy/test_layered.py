@@ -232,8 +232,19 @@ def test_refusals_name_the_fix() -> None:
         made({"1": 0.5}, clip, metrics=Metrics())
     with pytest.raises(UserError, match="≥ 0"):
         made({"1": -0.5}, clip)
-    with pytest.raises(UserError, match="an audit has layers of its own"):
-        audit_mechanism(made({"1": 0.5}, clip), trials=64)
+
+
+@pytest.mark.parametrize("per", ["global", "dim"])
+def test_the_audit_has_layers_of_its_own_and_sees_a_nominal_charge(
+    per: Per, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sound is not refuted (once in 10⁷). Charged as if the noise were everywhere what it is at
+    most, 2, the same releases refute it: canaries lie five standard deviations and more apart on a layer.
+    """
+    mechanism = made({"1": 0.05}, Clip(1.0, per), noise=2.0)
+    assert not audit_mechanism(mechanism, trials=1024, confidence=1 - 1e-7).refuted
+    monkeypatch.setattr(LayeredNoise, "worth", lambda self, noise: noise)
+    assert audit_mechanism(mechanism, trials=1024, confidence=1 - 1e-7).refuted
 
 
 def test_weights_of_a_model_s_layers_do_not_keep_a_clip_from_its_trial() -> None:

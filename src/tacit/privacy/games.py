@@ -25,6 +25,8 @@ What the guesser looks at (the best is chosen by one half of the trials and judg
   this is the whole mechanism without amplification, if sampling is not secret;
 - *how strong the noise is* where nobody sends anything: it must not tell how many took part.
 
+Where noise differs by layer, the game's own layers get the least and the most of it.
+
 What it cannot see: a leak beside the release (metrics, files, time), or outside these functions.
 """
 
@@ -47,10 +49,11 @@ from tacit.gradients import ClippedGradient
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.audit import Audit, Bools, Floats, against_curve, from_scores
 from tacit.privacy.bits import Ids
+from tacit.privacy.clipping import layers_of
 from tacit.privacy.ledger import replay
 from tacit.privacy.mechanisms.base import Arrivals, Mechanism, State, Workload
 from tacit.privacy.mechanisms.example import ExampleLevel
-from tacit.privacy.mechanisms.layered import LayeredNoise
+from tacit.privacy.mechanisms.layered import LayeredNoise, by_layer
 from tacit.privacy.sampling import FixedSize
 from tacit.vector import Flat, Layout, Vectors
 
@@ -87,11 +90,6 @@ def audit_mechanism(
     """
     if not mechanism.noise:
         raise UserError("privacy.noise is 0: nothing is claimed, so there is nothing to audit")
-    if isinstance(mechanism, LayeredNoise):
-        raise UserError(
-            "privacy.noise_by_layer: an audit has layers of its own, to which these factors do not belong; "
-            "leave them out to audit the rest"
-        )
     if mechanism.clip.weights:  # they are of layers that are not here
         mechanism = replace(mechanism, clip=replace(mechanism.clip, weights={}))
     if mechanism.simulated:
@@ -138,7 +136,7 @@ class _ClientGame:
             wanted = min(population, 4096)
             size = max(1, round(sampling.size * wanted / population))
             mechanism = replace(mechanism, sampling=FixedSize(size))
-        self.mechanism, self.workload = mechanism, Workload(max(wanted, 8), seed=1)
+        self.workload = Workload(max(wanted, 8), seed=1)
         self.replaces = mechanism.relation == "replace-one"
         self.model = nn.Sequential(
             *(nn.Linear(self.workload.population + QUIET, 1, bias=False) for _ in range(2))
@@ -147,6 +145,7 @@ class _ClientGame:
         self.width = self.workload.population + QUIET
         self.sizes = {"delta": self.layout.shared, STATE: self.width}
         self.pieces = [("delta", 0), ("delta", self.width), (STATE, 0)]
+        self.mechanism = mechanism = _fitted(mechanism, self.sizes, self.layout)
         cohort = mechanism.sample(0, 0, self.workload)
         charges = [mechanism.charge(0, cohort, self.workload)]
         totals = replay(charges)
@@ -213,10 +212,10 @@ class _ClientGame:
         """How strong the noise is, in trials with one other client, and a canary that sends zeros or is not
         there (its upload not finite, where one takes another's place).
         """
-        mechanism, workload = self.mechanism, self.workload
+        workload, sizes = self.workload, {"delta": QUIET}
         coins = np.random.default_rng().random(trials) < 0.5
-        sizes = {"delta": QUIET}
         layout = Layout.of(nn.Linear(QUIET, 1, bias=False))
+        mechanism = _fitted(self.mechanism, sizes, layout)
         found = np.zeros(trials)
         for trial, coin in enumerate(coins):
             here = mechanism.sample(0, trial, workload)
@@ -234,6 +233,18 @@ class _ClientGame:
             assert mean is not None
             found[trial] = math.log(float(mean["delta"].double().abs().mean()) + 1e-300)
         return coins, {"how strong the noise is": found}
+
+
+def _fitted(mechanism: Mechanism, sizes: dict[str, int], layout: Layout) -> Mechanism:
+    """The same for the layers that are here: of noise by layer, the least on the first and the most on the
+    others.
+    """
+    if not isinstance(mechanism, LayeredNoise):
+        return mechanism
+    given = [factor for _, places in mechanism.groups for *_, factor in places]
+    factors = {layers_of(sizes, layout)[0][0]: min(given), "*": max(given)}
+    groups = by_layer(factors, mechanism.clip, sizes, layout)
+    return replace(mechanism, factors=factors, groups=groups)
 
 
 class _RecordGame:
