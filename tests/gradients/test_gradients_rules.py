@@ -247,3 +247,30 @@ def test_input_changed_in_place_after_use_is_an_error():
 
     with pytest.raises(RuntimeError, match=r"in ?place"):
         check(Wrong(), x(3, 4))
+
+
+class Filled(nn.Module):
+    """A learnt number in the place of what a mask hides, and a mask over learnt numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.instead, self.scale = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: Tensor = self.scale.masked_fill(x > 1, 0.0)
+        return x.masked_fill(x < 0, self.instead) * kept
+
+
+@pytest.mark.parametrize("b", [1, 3])
+def test_masked_fill_of_and_with_a_parameter(b):
+    check(Filled(), x(b, 5, 4))
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight.t(), beta=2, alpha=3)
+
+
+@pytest.mark.parametrize("b", [1, 3])
+def test_options_that_a_rule_does_not_know_are_computed_record_by_record(b):
+    check(Scaled(4, 3), x(b, 4))

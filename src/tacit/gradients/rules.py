@@ -104,6 +104,11 @@ def elementwise(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     return out
 
 
+def masked_fill(tape: Tape, func: Any, x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """A learnt number, or 0 in a parameter, wherever a mask says so."""
+    return elementwise(tape, torch.where, mask, value, x)
+
+
 def concatenate(tape: Tape, func: Any, tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> Tensor:
     """A class token beside the tokens of the data."""
     data = next(t for t in tensors if tape.is_data(t))
@@ -147,6 +152,7 @@ RULES: dict[Any, Rule] = {
     F.multi_head_attention_forward: multi_head,
     **dict.fromkeys(_spellings("matmul", "mm"), matmul),
     **dict.fromkeys(_spellings("add", "sub", "mul", "div", "true_divide", "truediv"), elementwise),
-    **dict.fromkeys((torch.where, Tensor.where, torch.masked_fill, Tensor.masked_fill), elementwise),
+    **dict.fromkeys((torch.where, Tensor.where), elementwise),
+    **dict.fromkeys((torch.masked_fill, Tensor.masked_fill), masked_fill),
     **dict.fromkeys((Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as), like),
 }

@@ -376,7 +376,10 @@ class Tape(TorchFunctionMode):
             rule = self._rules.get(func)
             if rule is None:
                 raise Unsupported(f"{function_name(func)} on {self._name(parameters)}")
-            out = rule(self, func, *args, **kwargs)
+            try:
+                out = rule(self, func, *args, **kwargs)
+            except TypeError as error:  # an option that the rule does not know
+                raise Unsupported(f"{function_name(func)} on {self._name(parameters)} ({error})") from error
             if func in COMPOSED:
                 return out
         else:
