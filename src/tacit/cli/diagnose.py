@@ -121,9 +121,11 @@ def _job(folder: Path) -> Job:
     from tacit import config
     from tacit.config.build import build_job
     from tacit.federation.checkpoint import CONFIG
+    from tacit.federation.verify import refuse_changed_config
 
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no run (there is no {CONFIG} in it)")
+    refuse_changed_config(folder)
     settings = config.load(folder / CONFIG, presets=False)
     if settings.privacy is not None and settings.privacy.entropy == "os":
         raise UserError(
@@ -134,9 +136,9 @@ def _job(folder: Path) -> Job:
 
 
 def _rounds(folder: Path) -> list[int]:
-    kept = sorted(
-        int(p.name) for p in (folder / "checkpoint").glob("[0-9]*") if p.is_dir() and p.name.isdigit()
-    )
+    from tacit.federation.checkpoint import finished
+
+    kept = [int(place.name) for place in reversed(finished(folder / "checkpoint"))]
     if not kept:
         raise UserError(f"{folder}: no checkpoint is there yet")
     return kept
@@ -144,11 +146,10 @@ def _rounds(folder: Path) -> list[int]:
 
 def _load(job: Job, folder: Path, round: int) -> int:
     """Put the model of a kept round into the job; the round."""
-    from safetensors.torch import load_file
-
+    from tacit.federation.checkpoint import read_round
     from tacit.vector import write_buffers, write_values
 
-    saved = load_file(folder / "checkpoint" / f"{round:06d}" / "state.safetensors")
+    saved = read_round(folder, round).vectors
     if saved["theta"].numel() != job.layout.shared:
         raise UserError(f"{folder}: its checkpoint is of another model")
     write_values(job.model, job.layout, saved["theta"])

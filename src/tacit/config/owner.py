@@ -34,6 +34,7 @@ from tacit.deploy.messages import TrainOrder
 from tacit.deploy.policy import Asked, NotAllowed, Number, refuse_beyond, refuse_other_keys
 from tacit.errors import UserError
 from tacit.privacy import SecureSum
+from tacit.reading import read_text
 from tacit.section import Section
 
 CLIENT = "client.yaml"
@@ -79,7 +80,7 @@ def read_owner(folder: Path) -> Owner:
     """The `client.yaml` of a folder, checked."""
     file = folder / CLIENT
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values, _ = parse(read_text(file))
         return Owner.model_validate(values)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); `tacit client init` writes one") from None

@@ -26,7 +26,7 @@ from tacit.federation.layers import by_kind, over_rounds
 from tacit.federation.statements import STATEMENT, read_statement
 from tacit.federation.tracking import troubles
 from tacit.privacy.statement import rounded_up
-from tacit.reading import read_text
+from tacit.reading import from_json, read_text
 from tacit.report.chart import COLOURS, Chart, Point, Series, number, thinned
 from tacit.report.compare import Row, Run, Spread, judged_by
 
@@ -496,7 +496,7 @@ def _names(run: Run) -> str:
 
 def _listed(file: Path) -> list[str]:
     try:
-        found = json.loads(read_text(file))
+        found = from_json(read_text(file))
     except (OSError, ValueError):
         return []
     return [str(name) for name in found] if isinstance(found, list) else []
