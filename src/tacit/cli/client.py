@@ -185,9 +185,5 @@ def _knock(server: str, authority: Path) -> str:
         )
     except ssl.SSLError as error:
         return f"its certificate is not the federation's ({error.reason})"
-    except (
-        OSError,
-        OverflowError,
-        http.client.HTTPException,
-    ) as error:
+    except (OSError, OverflowError, UnicodeError, http.client.HTTPException) as error:
         return f"cannot be reached ({error})"
