@@ -21,7 +21,7 @@ from tacit.reading import from_json, read_text
 
 KEY = "server"
 """The server's own key, in the federation's folder."""
-HOST = r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*"
+HOST = r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*"
 """A machine's name."""
 ADDRESS = r"[\w.:\[\]-]+:\d{1,5}"
 """HOST:PORT, as `client.yaml` has it."""

@@ -20,6 +20,8 @@ from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.reading import from_json, read_text
 
 ROSTER = "roster.json"
+NAME = r"[\w.-]{1,60}"
+"""What a client can be called."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def card(name: str, key: PublicKey, records: int) -> str:
 
 def is_name(name: Any) -> bool:
     """Whether a client can be called so."""
-    return isinstance(name, str) and re.fullmatch(r"[\w.-]{1,60}", name) is not None
+    return isinstance(name, str) and re.fullmatch(NAME, name) is not None
 
 
 def _member(plain: dict[str, Any]) -> Member:
