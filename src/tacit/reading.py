@@ -1,17 +1,23 @@
 """Reading what must be a plain file: a device would never end, and a pipe would wait for a writer.
 
+And JSON whose sender is not trusted to have been kind.
+
 >>> read_bytes(Path("/dev/zero"))
 Traceback (most recent call last):
 OSError: [Errno 22] not a regular file: '/dev/zero'
+>>> from_json("[" * 100_000)
+Traceback (most recent call last):
+ValueError: its parts lie too deep in each other
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tacit.system import BINARY
 
@@ -39,3 +45,11 @@ def read_bytes(file: Path) -> bytes:
 def read_text(file: Path) -> str:
     """All of a regular file, as UTF-8 with lines that end as they were written."""
     return read_bytes(file).decode("utf-8")
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError for all that is none, or nested beyond reason."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its parts lie too deep in each other") from None

@@ -179,3 +179,73 @@ def test_every_row_of_the_threat_table_names_tests_that_exist() -> None:
                 where, _, name = name.partition(": ")
                 assert where in files, where
             assert f"def test_{name.rstrip('…')}" in files[where], name
+
+
+@pytest.mark.parametrize(
+    "host", ["", "é.example.org", "a b", "*", "-x", "x" * 300, "1.2.3.4.5.", "a\nb", "[::1]"]
+)
+def test_a_host_that_no_certificate_can_name_is_refused_before_anything_is_made(host: str) -> None:
+    with pytest.raises(UserError, match=r"give a name such as .* or an IP address"):
+        tacit("server", "init", "fed", "--host", "localhost", "--host", host)
+    assert not Path("fed").exists()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\nallow: {}", "../x", "x" * 61])
+def test_a_clients_name_is_no_line_of_its_settings(clinic: Path, name: str) -> None:
+    with pytest.raises(UserError, match="letters, digits, dots and dashes"):
+        tacit("client", "init", "other", "--invitation", "hospital/invitation.json", "--name", name)
+    assert not Path("other").exists()
+
+
+def test_an_invitation_writes_no_line_of_the_owners_settings(clinic: Path) -> None:
+    plain = json.loads(Path("hospital/invitation.json").read_text())
+    for server in ("x:1\nstate: /somewhere", "x", "x:1 # y", "x:123456", ""):
+        Path("bad.json").write_text(json.dumps({**plain, "server": server}))
+        with pytest.raises(UserError, match="no HOST:PORT"):
+            tacit("client", "init", "other", "--invitation", "bad.json", "--name", "other")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[]", b"{}", b"3", b'{"name": 3}', b"[" * 100_000], ids=range(7)
+)
+def test_what_is_no_file_of_a_federation_is_told_in_a_line(clinic: Path, content: bytes) -> None:
+    tacit("client", "check", "clinic")
+    commands = {
+        "bad.json": [
+            ["client", "init", "other", "--invitation", "bad.json", "--name", "other"],
+            ["server", "add", "hospital", "bad.json"],
+            ["client", "trust", "clinic", "bad.json"],
+        ],
+        "hospital/roster.json": [
+            ["server", "clients", "hospital"],
+            ["server", "add", "hospital", "clinic/card.json"],
+        ],
+        "hospital/server.json": [["server", "start", "hospital"]],
+        "clinic/client.yaml": [["client", "check", "clinic"], ["client", "ledger", "clinic"]],
+        "clinic/key": [["client", "check", "clinic"], ["client", "start", "clinic"]],
+        "clinic/server.pub": [["client", "start", "clinic"]],
+    }
+    for name, several in commands.items():
+        whole = Path(name).read_bytes() if Path(name).exists() else b""
+        Path(name).write_bytes(content)
+        for words in several:
+            with pytest.raises(UserError) as told:
+                tacit(*words)
+            assert "\n" not in str(told.value), (name, words)
+        Path(name).write_bytes(whole)
+
+
+def test_a_device_is_no_file_of_a_federation(clinic: Path) -> None:
+    Path("bad.json").symlink_to("/dev/zero")
+    for words in (
+        ["client", "init", "other", "--invitation", "bad.json", "--name", "other"],
+        ["server", "add", "hospital", "bad.json"],
+    ):
+        with pytest.raises(UserError, match="not a regular file"):
+            tacit(*words)
+
+
+@pytest.mark.parametrize("server", ["localhost:99999", "localhost:0", "x..y:1"])
+def test_a_door_that_cannot_be_there_is_told(clinic: Path, server: str) -> None:
+    (clinic / "client.yaml").write_text(OWNER.replace("localhost:1", server))
+    assert f"{server}: cannot be reached" in " ".join(tacit("client", "check", "clinic").split())

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forks
 import torch
 import yaml
 from safetensors.torch import load_file
@@ -134,44 +132,19 @@ def copy(folder: Path, to: Path) -> Path:
     return to
 
 
-PROGRAM = textwrap.dedent(
-    """
-    import sys
-    from pathlib import Path
-    sys.path[:0] = [{tests!r}, {here!r}]
-    import faults_small as small
-    {before}
-    kind, folder, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    try:
-        if (folder / "config.yaml").exists():
-            result = small.resume(folder)
-        else:
-            result = small.run(kind, folder, rounds, **dict({overrides}))
-    except small.tacit.UserError as error:
-        print(f"tacit: {{error}}", file=sys.stderr)
-        sys.exit(2)
-    print("finished" if result.finished else "stopped", flush=True)
-    """
-)
+def program(kind: str, folder: Path, rounds: int, **overrides: Any) -> forks.Process:
+    """A run in a process of its own, in a session of its own; it says how it ended."""
 
+    def play() -> int:
+        try:
+            result = run(kind, folder, rounds, **overrides)
+        except tacit.UserError as error:
+            print(f"tacit: {error}", file=sys.stderr)
+            return 2
+        print("finished" if result.finished else "stopped", flush=True)
+        return 0
 
-def program(
-    kind: str, folder: Path, rounds: int, before: str = "", wait: bool = True, **overrides: Any
-) -> subprocess.Popen[str]:
-    """Run, or resume, in a process of its own; `before` is code that runs first in it."""
-    here = Path(__file__).parent
-    code = PROGRAM.format(tests=str(here.parent), here=str(here), before=before, overrides=repr(overrides))
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, kind, str(folder), str(rounds)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    if wait:
-        process.out, process.err = process.communicate(timeout=120)  # type: ignore[attr-defined]
-    return process
+    return forks.Process(play)
 
 
 def metric_rounds(folder: Path) -> list[int]:

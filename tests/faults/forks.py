@@ -169,6 +169,32 @@ def forked(play: Callable[[], Any], seconds: float = HANG, kill_after: float | N
         return End(code, _said(out), _said(err), hung)
 
 
+class Process:
+    """A fork that goes on meanwhile, with what `subprocess.Popen` has of it."""
+
+    def __init__(self, play: Callable[[], Any]) -> None:
+        self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        self.pid = start(play, *self._files)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if done else None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, timeout: float = HANG) -> tuple[str, str]:
+        """Wait for its end, which comes by force when it takes longer: what it said."""
+        if self.returncode is None:
+            self.returncode, hung = waited(self.pid, timeout)
+            assert not hung, "no end"
+        return _said(self._files[0]), _said(self._files[1])
+
+
 def cli_main(*arguments: str | Path) -> Callable[[], None]:
     """`tacit ARGUMENTS…` for a fork: its own entry point, its own exit code."""
 

@@ -19,7 +19,7 @@ from tacit.federation import checkpoint
 from tacit.federation.tracking import read_metrics
 from tacit.report.compare import find_runs
 
-FLIPS = 60
+FLIPS = 40
 """Flips for each kind of run in the quick tests; `make torture` makes thousands."""
 
 

@@ -326,6 +326,22 @@ def test_a_disk_that_is_full_for_metrics_costs_no_round(tmp_path: Path) -> None:
     assert small.same(small.vectors(folder), small.vectors(tmp_path / "whole"))
 
 
+def test_diagnoses_are_of_whole_checkpoints_of_this_very_run(tmp_path: Path) -> None:
+    recipe, folder = small.recipe("plain", tmp_path / "recipe.yaml", 2), tmp_path / "run"
+    assert command("run", recipe, "--out", folder).code == 0
+    asked = ["hessian", folder, "--limit", "1", "--steps", "1", "--records", "4"]
+    assert command(*asked).code == 0
+    vectors, config = folder / "checkpoint" / "000002" / "state.safetensors", folder / "config.yaml"
+    for file, told in ((vectors, "is damaged"), (config, "was changed after the run began")):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+        for words in (asked, ["drift", folder, "--steps", "1", "--clients", "2"]):
+            end = command(*words)
+            assert (end.code, end.riddle) == (2, None), end
+            assert told in end.err
+        file.write_bytes(whole)
+
+
 @pytest.mark.slow
 def test_commands_on_a_broken_run_are_one_line(tmp_path: Path) -> None:
     """Every command that reads a run, on a run of which one file after the other is nonsense."""

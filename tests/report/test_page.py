@@ -6,6 +6,8 @@ import http.client
 import json
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -299,6 +301,29 @@ def test_the_board_tells_what_is_new_and_survives_a_broken_run(board) -> None:
     Path("runs/bad/config.yaml").write_text("{")
     status, text, _ = ask(board, good)
     assert status == 200 and "98.7%" in text and "runs/bad" in text and "restore" in text
+
+
+def test_the_board_answers_whatever_is_sent_and_says_nothing_of_it(board, capfd) -> None:
+    here = f"Host: 127.0.0.1:{board.server_port}\r\n"
+    for request, answer in (
+        (f"GET http://[ HTTP/1.1\r\n{here}\r\n", b" 400 "),
+        (f"GET /?{'a=b&' * 5000} HTTP/1.1\r\n{here}\r\n", b" 400 "),
+        (f"GET /?token=%ff%00 HTTP/1.1\r\n{here}\r\n", b" 403 "),
+        (f"GET /{'x' * 70_000} HTTP/1.1\r\n{here}\r\n", b" 414 "),
+        (f"GET / HTTP/1.1\r\n{'A: b' * 20_000}\r\n\r\n", b" 431 "),
+        (f"GET / HTTP/9.9\r\n{here}\r\n", b" 505 "),
+        ("\0\x01\x02\r\n\r\n", b"400"),
+        (f"GET /?token={board.token} HTTP/1.1\r\n{here}\r\n", None),  # and does not wait for the page
+    ):
+        with socket.create_connection(("127.0.0.1", board.server_port), timeout=60) as client:
+            client.sendall(request.encode())
+            if answer is None:
+                reset = struct.pack("ii", 1, 0)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            else:
+                assert answer in client.recv(4096), request[:60]
+    assert ask(board, f"/?token={board.token}")[0] == 200, "it is still there"
+    assert capfd.readouterr().err == ""
 
 
 def test_a_board_of_nothing_says_so(tmp_path) -> None:

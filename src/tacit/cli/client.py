@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tacit.errors import UserError
+
 client = typer.Typer(
     help="Take part in a federation with records of your own, which stay here.",
     no_args_is_help=True,
@@ -45,7 +47,10 @@ def init(
     - `tacit client init clinic --invitation invitation.json --name clinic`
     """
     from tacit.deploy.folders import Invitation, init_client
+    from tacit.deploy.roster import is_name
 
+    if not is_name(name):
+        raise UserError(f"--name {name}: a name is letters, digits, dots and dashes, 60 at most")
     found = Invitation.read(invitation)
     data = "{name: table, path: records.csv, features: [age, dose], label: outcome}"
     init_client(folder, found, TEMPLATE.format(name=name, server=found.server, data=data))
@@ -114,7 +119,7 @@ def start(
     from tacit.config.owner import OwnRecords, read_owner
     from tacit.deploy.client import Client
     from tacit.deploy.flower import HOME, attend
-    from tacit.deploy.keys import read_key, read_public
+    from tacit.deploy.keys import read_key, read_public_file
     from tacit.deploy.roster import held
     from tacit.federation.lock import locked
 
@@ -122,7 +127,7 @@ def start(
     owner = read_owner(folder)
     records = OwnRecords(_from(owner, folder))
     key = read_key(folder / owner.key)
-    server = read_public((folder / owner.server_key).read_text(encoding="utf-8"))
+    server = read_public_file(folder / owner.server_key)
     state, stop = folder / owner.state, threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -180,5 +185,5 @@ def _knock(server: str, authority: Path) -> str:
         )
     except ssl.SSLError as error:
         return f"its certificate is not the federation's ({error.reason})"
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError, http.client.HTTPException) as error:
         return f"cannot be reached ({error})"

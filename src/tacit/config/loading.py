@@ -144,7 +144,7 @@ def _refuse_endless(node: yaml.Node, seen: list[int], depth: int) -> None:
         raise yaml.MarkedYAMLError(problem="aliases that stand for too much, or for themselves")
     if isinstance(node, yaml.ScalarNode) and not _plain(node.value):
         raise yaml.MarkedYAMLError(
-            problem="a null character, or half of one, which no name has", problem_mark=node.start_mark
+            problem="a character that no file and no name has", problem_mark=node.start_mark
         )
     if isinstance(node, yaml.CollectionNode):
         for child in node.value:

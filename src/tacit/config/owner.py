@@ -30,10 +30,13 @@ from tacit.data.identity import Identity, identify
 from tacit.data.tokens import BYTES
 from tacit.deploy import Allow, alone
 from tacit.deploy.client import Prepared
+from tacit.deploy.folders import ADDRESS
 from tacit.deploy.messages import TrainOrder
 from tacit.deploy.policy import Asked, NotAllowed, Number, refuse_beyond, refuse_other_keys
+from tacit.deploy.roster import NAME
 from tacit.errors import UserError
 from tacit.privacy import SecureSum
+from tacit.reading import read_text
 from tacit.section import Section
 
 CLIENT = "client.yaml"
@@ -42,8 +45,8 @@ CLIENT = "client.yaml"
 class Owner(Section):
     """The whole of `client.yaml`; paths are from its own folder."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")]
-    server: Annotated[str, Field(pattern=r"^[\w.:\[\]-]+:\d{1,5}$")]
+    name: Annotated[str, Field(pattern=f"^{NAME}$")]
+    server: Annotated[str, Field(pattern=f"^{ADDRESS}$")]
     """HOST:PORT of the federation's public door."""
     ca: str = "ca.crt"
     """The federation's certificate authority."""
@@ -79,7 +82,7 @@ def read_owner(folder: Path) -> Owner:
     """The `client.yaml` of a folder, checked."""
     file = folder / CLIENT
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values, _ = parse(read_text(file))
         return Owner.model_validate(values)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); `tacit client init` writes one") from None

@@ -7,7 +7,6 @@ Missing is what is declared to be, never a library's guess: a person called "NA"
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from tacit.data.columns import Columns
 from tacit.errors import UserError
+from tacit.reading import from_json
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _json(file: Path, format: Format) -> Iterable[tuple[str, dict[str, Any]]]:
     text = file.read_text(encoding=format.encoding)
     if text.lstrip().startswith("["):
         try:
-            rows = list(enumerate(json.loads(text), 1))
+            rows = list(enumerate(from_json(text), 1))
         except ValueError as error:
             raise UserError(f"{file}: {error}") from None
         name = "row"
@@ -88,7 +88,7 @@ def _json(file: Path, format: Format) -> Iterable[tuple[str, dict[str, Any]]]:
         for n, line in enumerate(text.splitlines(), 1):
             if line.strip():
                 try:
-                    rows.append((n, json.loads(line)))
+                    rows.append((n, from_json(line)))
                 except ValueError as error:
                     raise UserError(f"{file}, line {n}: {error}") from None
     for n, row in rows:

@@ -7,17 +7,24 @@ The server's: its authority and certificates (`ca.*`, `tls.*`), its key (`server
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from tacit.deploy.keys import new_authority, new_certificate, new_key, public_text, read_public, write_new
 from tacit.deploy.roster import Roster
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed
+from tacit.reading import from_json, read_text
 
 KEY = "server"
 """The server's own key, in the federation's folder."""
+HOST = r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*"
+"""A machine's name."""
+ADDRESS = r"[\w.:\[\]-]+:\d{1,5}"
+"""HOST:PORT, as `client.yaml` has it."""
 INVITATION, SERVER, CARD = "invitation.json", "server.json", "card.json"
 
 
@@ -32,9 +39,11 @@ class Invitation:
     @staticmethod
     def read(file: Path) -> Invitation:
         try:
-            plain = json.loads(file.read_text(encoding="utf-8"))
+            plain = from_json(read_text(file))
             found = Invitation(**{name: str(value) for name, value in plain.items()})
             read_public(found.key)
+            if not re.fullmatch(ADDRESS, found.server):  # it becomes a line of the owner's settings
+                raise ValueError("its server is no HOST:PORT")
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{file} is no invitation ({error}); `tacit server init` writes one") from None
         return found
@@ -50,14 +59,17 @@ class Door:
     @staticmethod
     def read(folder: Path) -> Door:
         try:
-            plain = unsealed((folder / SERVER).read_text(encoding="utf-8"))
+            plain = unsealed(read_text(folder / SERVER))
             return Door(str(plain["listen"]), int(plain["port"]))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{folder} holds no federation ({error}); `tacit server init {folder}`") from None
 
 
 def init_server(folder: Path, hosts: list[str], listen: str, port: int) -> Invitation:
     """Make a federation's folder: authority, certificate, key, empty roster, invitation."""
+    for host in hosts:
+        if not re.fullmatch(HOST, host) and not _is_address(host):
+            raise UserError(f"--host {host}: give a name such as federation.example.org, or an IP address")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another folder")
@@ -73,6 +85,14 @@ def init_server(folder: Path, hosts: list[str], listen: str, port: int) -> Invit
     invitation = Invitation(f"{host}:{port}", ca, public_text(key.public_key()))
     write_new(folder / INVITATION, (json.dumps(asdict(invitation), indent=1) + "\n").encode())
     return invitation
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def init_client(folder: Path, invitation: Invitation, text: str) -> None:

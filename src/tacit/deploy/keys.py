@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tacit.errors import UserError
+from tacit.reading import read_bytes, read_text
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -63,12 +64,19 @@ def new_key(file: Path) -> PrivateKey:
 
 def read_key(file: Path) -> PrivateKey:
     try:
-        key = serialization.load_ssh_private_key(file.read_bytes(), None)
+        key = serialization.load_ssh_private_key(read_bytes(file), None)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise UserError(f"{file}: this private key cannot be read ({error})") from None
     if not isinstance(key, PrivateKey) or key.curve.name != "secp384r1":
         raise UserError(f"{file}: keys are on the curve P-384; `ssh-keygen -t ecdsa -b 384` makes one")
     return key
+
+
+def read_public_file(file: Path) -> PublicKey:
+    try:
+        return read_public(read_text(file))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: this public key cannot be read ({error})") from None
 
 
 def public_text(key: PublicKey) -> str:

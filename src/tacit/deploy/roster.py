@@ -17,8 +17,11 @@ from typing import Any
 from tacit.deploy.keys import PublicKey, fingerprint, public_text, read_public
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed, write_atomically
+from tacit.reading import from_json, read_text
 
 ROSTER = "roster.json"
+NAME = r"[\w.-]{1,60}"
+"""What a client can be called."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Roster:
     def read(folder: Path) -> Roster:
         file = folder / ROSTER
         try:
-            plain = unsealed(file.read_text(encoding="utf-8"), indent=1)
+            plain = unsealed(read_text(file), indent=1)
             return Roster(tuple(_member(member) for member in plain["members"]))
         except FileNotFoundError:
             raise UserError(f"{folder} holds no federation; `tacit server init {folder}` makes one") from None
@@ -101,7 +104,7 @@ def taken_in(roster: Roster, cards: Sequence[Path]) -> Roster:
 
 def card_of(file: Path) -> Member:
     try:
-        return read_card(file.read_text(encoding="utf-8"), str(file))
+        return read_card(read_text(file), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read ({error})") from None
 
@@ -109,7 +112,7 @@ def card_of(file: Path) -> Member:
 def read_card(text: str, where: str) -> Member:
     """What `tacit client check` wrote for the server's operator: name, key, perhaps a number of records."""
     try:
-        plain = json.loads(text)
+        plain = from_json(text)
         return _member({**plain, "revoked": False})
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{where} is no client's card ({error}); `tacit client check` writes one") from None
@@ -119,10 +122,15 @@ def card(name: str, key: PublicKey, records: int) -> str:
     return json.dumps({"name": name, "key": public_text(key), "records": records}, indent=1) + "\n"
 
 
+def is_name(name: Any) -> bool:
+    """Whether a client can be called so."""
+    return isinstance(name, str) and re.fullmatch(NAME, name) is not None
+
+
 def _member(plain: dict[str, Any]) -> Member:
     if plain.keys() != {"name", "key", "records", "revoked"}:
         raise ValueError("a card has a name, a key and a number of records")
-    if not isinstance(plain["name"], str) or not re.fullmatch(r"[\w.-]{1,60}", plain["name"]):
+    if not is_name(plain["name"]):
         raise ValueError("a name is letters, digits, dots and dashes")
     if type(plain["records"]) is not int or plain["records"] < 0 or type(plain["revoked"]) is not bool:
         raise ValueError("its number of records is none")

@@ -37,6 +37,8 @@ CONFIG, LINEAGE = "config.yaml", "lineage.json"
 LABELS, CLIENTS = "labels.json", "clients.json"
 """What classes and, in a run without a guarantee, clients are called."""
 Facts = dict[str, Any]
+DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
+"""What reading a damaged checkpoint may raise."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def newest(
             facts = sound_facts(place)
             check(facts)
             return Checkpoint(facts["round"], load_file(place / VECTORS), facts), damaged
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        except DAMAGE as error:
             damaged.append(f"checkpoint {place.name} is damaged ({error}); using the one before it")
     if damaged:
         raise UserError(
@@ -248,11 +250,26 @@ def refuse_other_best(run: Path, best: Facts) -> Facts:
     return sound_facts(place)
 
 
+def read_round(run: Path, round: int) -> Checkpoint:
+    """The checkpoint of one round that was kept; refuses one that is damaged or of another run."""
+    place = run / "checkpoint" / f"{round:06d}"
+    try:
+        facts = sound_facts(place)
+        vectors = load_file(place / VECTORS)
+    except DAMAGE as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{place} is damaged ({reason}); `tacit verify {run}` says what can be saved"
+        ) from None
+    refuse_other_files(run, facts)
+    return Checkpoint(round, vectors, facts)
+
+
 def _read_best(run: Path, best: Facts) -> Checkpoint:
     try:
         facts = refuse_other_best(run, best)
         vectors = load_file(best_place(run, best["round"]) / VECTORS)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except DAMAGE as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{best_place(run, best['round'])}: the best model is damaged or gone ({reason}); restore it, or "

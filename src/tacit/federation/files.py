@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tacit.reading import opened
+from tacit.reading import from_json, opened
 from tacit.system import BINARY, sync
 
 SEAL = "# sha256 "
@@ -73,7 +73,7 @@ def sealed(plain: Mapping[str, Any], indent: int | None = None) -> str:
 
 def unsealed(text: str, indent: int | None = None) -> dict[str, Any]:
     """What `sealed` wrote; ValueError if a single character is another."""
-    plain = json.loads(text)
+    plain = from_json(text)
     if not isinstance(plain, dict) or "hash" not in plain:
         raise ValueError("it has no hash: it was cut off, or written by an earlier version")
     plain.pop("hash")

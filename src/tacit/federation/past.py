@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from tacit.engine import Job
 from tacit.errors import UserError
-from tacit.federation.checkpoint import VECTORS, finished, read_facts
-from tacit.federation.files import digest
+from tacit.federation.checkpoint import finished, read_round
 from tacit.vector import write_buffers, write_values
 
 
@@ -24,13 +20,7 @@ def kept_rounds(run: Path) -> list[int]:
 
 def load_round(job: Job, run: Path, round: int) -> None:
     """Put the server's model after one of `kept_rounds` into `job.model`."""
-    place = run / "checkpoint" / f"{round:06d}"
-    try:
-        if digest(place / VECTORS) != read_facts(place)["sha256"]:
-            raise ValueError("its contents do not match its hash")
-        saved = load_file(place / VECTORS)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(f"{place}: damaged ({error}); `tacit verify {run}` says what is sound") from None
+    saved = read_round(run, round).vectors
     if saved["theta"].numel() != job.layout.shared:
         raise UserError(f"{run}: its checkpoint is of another model")
     write_values(job.model, job.layout, saved["theta"])

@@ -18,7 +18,6 @@ tacit.errors.UserError: model.config: a vit has no 'hiden_size'; did you mean 'h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -31,6 +30,7 @@ from torch import nn
 
 from tacit.errors import UserError
 from tacit.models.weights import locate
+from tacit.reading import from_json, read_text
 from tacit.vector.layout import output_layers
 
 Shape = tuple[int, ...]
@@ -167,7 +167,9 @@ def _config_file(name: str) -> dict[str, Any]:
     file = Path(name).expanduser()
     file = file / "config.json" if file.is_dir() else file
     try:
-        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        values = from_json(read_text(file))
+        if not isinstance(values, dict):
+            raise ValueError("it is no mapping")
     except (OSError, ValueError) as error:
         raise UserError(f"model.config: {file} cannot be read as a config ({first_line(error)})") from None
     # Labels of another data set would overrule the number of classes of this one.

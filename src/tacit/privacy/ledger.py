@@ -52,7 +52,7 @@ from tacit.privacy.accountants import Epsilon
 from tacit.privacy.events import Event, Relation, plain_event, read_event
 from tacit.privacy.events import PoissonGaussian as PoissonGaussian
 from tacit.privacy.totals import ClientTotals
-from tacit.reading import read_bytes
+from tacit.reading import from_json, read_bytes
 
 VERSION = 2
 
@@ -345,7 +345,7 @@ def _parse(path: Path, content: bytes) -> Contents:
 
 def _refuse_first_version(path: Path, line: bytes) -> None:
     try:
-        version = json.loads(line).get("ledger")
+        version = from_json(line).get("ledger")
     except (ValueError, AttributeError):
         return
     if version not in (None, VERSION):
@@ -364,7 +364,7 @@ def _line(plain: Mapping[str, Any], before: str) -> tuple[bytes, str]:
 
 def _checked(line: bytes, before: str) -> tuple[dict[str, Any], str]:
     """A line's values and its hash; ValueError if a single byte is not as it was written."""
-    plain = json.loads(line)
+    plain = from_json(line)
     if type(plain) is not dict or _dump(plain) != line:
         raise ValueError("not as this program writes it")
     digest = plain.pop("hash")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sys
 from hashlib import sha256
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,7 +69,7 @@ class Board(ThreadingHTTPServer):
                 continue
             try:
                 run = read_run(folder)
-            except UserError as error:
+            except (UserError, OSError) as error:
                 silent.append(str(error))
                 continue
             if run.metrics:
@@ -76,6 +77,12 @@ class Board(ThreadingHTTPServer):
             else:
                 silent.append(f"{self.name(folder)}: no round has ended yet")
         return found, silent
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One line where a traceback would be; a browser that left before its answer is no error at all."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            print(f"tacit: board: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _inside(self, folder: Path) -> bool:
         """Whether a run and all that is read of it are in the folder, also after following links."""
@@ -88,8 +95,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "tacit", ""
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        asked = parse_qs(parts.query)
+        try:
+            parts = urlsplit(self.path)
+            asked = parse_qs(parts.query, max_num_fields=8)
+        except ValueError:
+            return self._answer(400, "that is no address")
         here = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
         if self.headers.get("Host") not in here:
             return self._answer(403, "this board is for this machine alone")

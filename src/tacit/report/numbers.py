@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +16,7 @@ from tacit.federation.checkpoint import CLIENTS, LABELS
 from tacit.federation.layers import over_rounds
 from tacit.federation.tracking import troubles
 from tacit.privacy.statement import rounded_up
-from tacit.reading import read_text
+from tacit.reading import from_json, read_text
 from tacit.report.chart import number
 from tacit.report.compare import Row, Run, Spread, judged_by
 from tacit.report.pieces import duration, letter, size, swatch, table_head
@@ -186,7 +185,7 @@ def names_of(run: Run) -> str:
 
 def _listed(file: Path) -> list[str]:
     try:
-        found = json.loads(read_text(file))
+        found = from_json(read_text(file))
     except (OSError, ValueError):
         return []
     return [str(name) for name in found] if isinstance(found, list) else []
