@@ -6,9 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
+RESULTS := results-002 results-004 results-000 results-003
 FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/test_rooms.py
 
-.PHONY: help demo deploy-demo test test-fast test-long lint docs bench torture results clean
+.PHONY: help demo deploy-demo test test-fast test-long lint docs bench torture results results-small $(RESULTS) clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -83,7 +84,13 @@ SEED ?= 0
 torture: $(VENV)/.installed-dev  ## break runs for an hour (SECONDS=…, SEED=…) and count what held
 	@$(ONE_THREAD) $(BIN)/python tests/faults/torture.py --seconds $(SECONDS) --seed $(SEED)
 
-results: $(VENV)/.installed-dev  ## the comparisons of docs/results.md (about three hours on two cores)
+results: $(RESULTS) results-small  ## all comparisons of docs/results.md (days on two cores; each has a target)
+
+# What a committed cell of docs/results/ says is not run again; the same command goes on where it was stopped.
+$(RESULTS): results-%: $(VENV)/.installed-dev  ## (results-002, results-004, …) one of the papers' headlines
+	@$(ONE_THREAD) $(BIN)/python docs/making/results.py $*
+
+results-small: $(VENV)/.installed-dev  ## the small comparisons of docs/results.md (about three hours on two cores)
 	@test -e runs/small-003-seed || $(BIN)/tacit pretrain recipes/small/003/seed.yaml --out runs/small-003-seed
 	@for part in example-level client-level not-private large large-sgd speech-noise speech-optimizers \
 		speech-cohort; do $(BIN)/tacit run recipes/small/results-$$part.yaml || exit 1; done
