@@ -116,12 +116,13 @@ class Table:
 
 
 def tables(kept: Path) -> list[Table]:
+    """All comparisons, those with something to show first."""
     found = []
     for file in sorted(kept.glob("*.yaml")):
         cells = file.with_suffix(".json")
         made = json.loads(cells.read_text("utf-8"))["cells"] if cells.exists() else []
         found.append(Table(file.stem, yaml.safe_load(file.read_text("utf-8")), made))
-    return found
+    return sorted(found, key=lambda table: not table.cells)
 
 
 def _value(cell: Mapping[str, Any], name: str) -> float:
