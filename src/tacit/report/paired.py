@@ -13,8 +13,10 @@ import math
 import statistics
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 LEVEL = 0.95
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,7 @@ class Difference:
         return f"{mean} [{low}, {high}]" if self.pairs > 1 else mean
 
 
-def paired(
-    one: Mapping[Hashable, float], other: Mapping[Hashable, float], level: float = LEVEL
-) -> Difference:
+def paired(one: Mapping[Key, float], other: Mapping[Key, float], level: float = LEVEL) -> Difference:
     """The mean of `one` − `other` over the keys that both have, with Student's t interval.
 
     Args:

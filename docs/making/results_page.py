@@ -1,0 +1,299 @@
+"""docs/results.md's comparisons: table, differences, figure and verdict, made of the kept cells alone.
+
+Between the two marks of the page everything is written here; what is around them is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from tacit.report.paired import Difference, paired
+
+BEGIN, END = "<!-- made by docs/making/results.py: begin -->", "<!-- end -->"
+SEEDS = 3
+"""As many as it takes to say anything about a claim that is about training."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
+"""Okabe and Ito's, which the colour-blind tell apart; markers tell them apart in grey."""
+MARKS = "osD^vPX*"
+CURVES = {"own.personal": "personal_accuracy", "own.tuned": "tuned_accuracy"}
+Outcome = Literal["as claimed", "the opposite", "open", "not run"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: which cells it is made of, what is read from them, what the paper has there."""
+
+    name: str
+    where: Mapping[str, Any]
+    value: str
+    paper: tuple[float | None, ...]
+
+    def printed(self, column: int) -> float | None:
+        """The paper's number in a column."""
+        return self.paper[column] if column < len(self.paper) else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A comparison: its file, and the cells that are kept for it."""
+
+    name: str
+    about: Mapping[str, Any]
+    cells: Sequence[Mapping[str, Any]]
+
+    @property
+    def rows(self) -> list[Row]:
+        value = self.about.get("value", "final.accuracy")
+        return [
+            Row(row["name"], row["where"], row.get("value", value), tuple(row.get("paper", ())))
+            for row in self.about["rows"]
+        ]
+
+    @property
+    def columns(self) -> list[Mapping[str, Any]]:
+        return list(self.about.get("columns", [{"name": "", "where": {}}]))
+
+    @property
+    def sign(self) -> int:
+        """1 where more is better, −1 where less is (error rates)."""
+        return -1 if self.about.get("better") == "lower" else 1
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+    def chosen(self, row: Row, column: int) -> list[Mapping[str, Any]]:
+        """The cells of a row in a column."""
+        wanted = {**row.where, **self.columns[column]["where"]}
+        return [c for c in self.cells if all(c["point"].get(key) == value for key, value in wanted.items())]
+
+    def by_seed(self, row: Row, column: int) -> dict[Hashable, float]:
+        """In percent."""
+        return {c["point"].get("seed", 0): _value(c, row.value) for c in self.chosen(row, column)}
+
+    def by_client(self, row: Row, column: int) -> dict[Hashable, float]:
+        """In percent, for each client of each seed; empty where clients were not tested."""
+        kind = row.value.removeprefix("own.")
+        return {
+            (c["point"].get("seed", 0), client): 100 * value
+            for c in self.chosen(row, column)
+            for client, value in enumerate(c["own"].get(kind, ()))
+        }
+
+    def difference(self, one: str, other: str, column: int) -> tuple[Difference, str] | None:
+        """Of two rows, and what it is paired over: seeds, or with too few of them their clients."""
+        a, b = self.row(one), self.row(other)
+        seeds, others = self.by_seed(a, column), self.by_seed(b, column)
+        shared = seeds.keys() & others.keys()
+        if not shared:
+            return None
+        if len(shared) >= SEEDS:
+            return paired(seeds, others), f"{len(shared)} seeds"
+        clients, theirs = self.by_client(a, column), self.by_client(b, column)
+        if clients.keys() & theirs.keys():
+            found = paired(clients, theirs)
+            return found, f"{found.pairs:,} clients of {_seeds(len(shared))}"
+        return paired(seeds, others), _seeds(len(shared))
+
+    def outcome(self, contrast: Mapping[str, Any], column: int) -> tuple[Outcome, int]:
+        """What the cells say about a contrast, and from how many seeds."""
+        found = self.difference(contrast["one"], contrast["other"], column)
+        if found is None:
+            return "not run", 0
+        difference = found[0]
+        seeds = self.by_seed(self.row(contrast["one"]), column).keys()
+        count = len(seeds & self.by_seed(self.row(contrast["other"]), column).keys())
+        if not difference.settled:
+            return "open", count
+        return ("as claimed" if self.sign * difference.mean > 0 else "the opposite"), count
+
+
+def tables(kept: Path) -> list[Table]:
+    """All comparisons, those with something to show first."""
+    found = []
+    for file in sorted(kept.glob("*.yaml")):
+        cells = file.with_suffix(".json")
+        made = json.loads(cells.read_text("utf-8"))["cells"] if cells.exists() else []
+        found.append(Table(file.stem, yaml.safe_load(file.read_text("utf-8")), made))
+    return sorted(found, key=lambda table: not table.cells)
+
+
+def _value(cell: Mapping[str, Any], name: str) -> float:
+    section, key = name.split(".")
+    found = cell[section][key]
+    return 100 * (statistics.fmean(found) if isinstance(found, list) else float(found))
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"
+
+
+def mean(values: Sequence[float]) -> str:
+    """Mean ± standard error; one seed has none.
+
+    >>> mean([1.0, 2.0, 3.0]), mean([1.0]), mean([])
+    ('2.0 ± 0.6', '1.0', '–')
+    """
+    if not values:
+        return "–"
+    middle = f"{statistics.fmean(values):.1f}"
+    return f"{middle} ± {statistics.stdev(values) / sqrt(len(values)):.1f}" if len(values) > 1 else middle
+
+
+def verdict(table: Table) -> str:
+    """One sentence that the outcomes allow, and no more."""
+    if not table.cells:
+        return f"**Not run yet.** {table.about['cost']}"
+    judged = [
+        (f"{contrast['say']}{_in(table, n)}", *table.outcome(contrast, n))
+        for contrast in table.about["contrasts"] if not contrast.get("ours")
+        for n in contrast.get("columns", range(len(table.columns)))
+    ]  # fmt: skip
+    enough = [(say, outcome) for say, outcome, seeds in judged if seeds >= SEEDS]
+    if any(outcome == "the opposite" for _, outcome in enough):
+        said = "; ".join(say for say, outcome in enough if outcome == "the opposite")
+        return f"**Not reproduced**: the opposite came out of “{said}”."
+    if len(enough) == len(judged) and all(outcome == "as claimed" for _, outcome in enough):
+        return "**Reproduced.**"
+    reasons = []
+    if missing := [say for say, outcome, _ in judged if outcome == "not run"]:
+        reasons.append(f"what “{'” and “'.join(missing)}” needs was not run")
+    if few := sorted({seeds for _, outcome, seeds in judged if 0 < seeds < SEEDS}):
+        reasons.append(
+            f"of some there {'is' if few[0] == 1 else 'are'} {_seeds(few[0])} where it takes {SEEDS}"
+        )
+    if unclear := [say for say, outcome in enough if outcome == "open"]:
+        reasons.append(f"the interval of “{'” and of “'.join(unclear)}” has zero in it")
+    return f"**Not settled at this size**, because {'; '.join(reasons)}."
+
+
+def _in(table: Table, column: int) -> str:
+    name = table.columns[column]["name"]
+    return f" ({name})" if name else ""
+
+
+def part(table: Table) -> str:
+    """The page's part on one comparison."""
+    about = table.about
+    lines = [f"## {about['title']}", "", f"**Claim.** {about['claim'].strip()}", "", about["setting"].strip()]
+    if not table.cells:
+        return "\n".join([*lines, "", f"**Verdict.** {verdict(table)}", ""])
+    lines += ["", _made(table), "", *_main(table), "", *_gaps(table), ""]
+    lines += [f"![{about['figure'].strip()}](results/{table.name}.png)", ""]
+    lines += [f"**Verdict.** {verdict(table)} {about.get('verdict', '').strip()}".rstrip(), ""]
+    if about.get("notes"):
+        lines += [about["notes"].strip(), ""]
+    return "\n".join(lines)
+
+
+def _made(table: Table) -> str:
+    cells = [c for c in table.cells if c["rounds"]]
+    dates = sorted({c["date"] for c in table.cells})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    machines = ", ".join(sorted({c["machine"] for c in table.cells}))
+    total = table.about["runs"]
+    hours = sum(c["minutes"] for c in cells) / 60
+    return (
+        f"`make results-{table.name}` ({table.about['recipe']}); {len(cells)} of {total} runs are finished "
+        f"({hours:.1f} hours on one core in all); {days}; {machines}. Mean ± standard error over seeds, in %."
+    )
+
+
+def _main(table: Table) -> list[str]:
+    columns = table.columns
+    heads = ["method", "seeds"]
+    for column in columns:
+        name = column["name"]
+        heads += [f"{name}, ours" if name else "ours", f"{name}, paper" if name else "paper"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for row in table.rows:
+        counts = sorted({len(table.by_seed(row, n)) for n in range(len(columns))})
+        cells = [row.name, "–".join(map(str, counts)) if counts != [0] else "not run"]
+        for n in range(len(columns)):
+            printed = row.printed(n)
+            cells += [mean(list(table.by_seed(row, n).values())), "–" if printed is None else f"{printed:g}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _gaps(table: Table) -> list[str]:
+    lines = ["| claim | difference | paper | ours [95 %] | paired over | |", "|---|---|---|---|---|---|"]
+    for contrast in table.about["contrasts"]:
+        one, other = table.row(contrast["one"]), table.row(contrast["other"])
+        for n in contrast.get("columns", range(len(table.columns))):
+            printed = "–"
+            a, b = one.printed(n), other.printed(n)
+            if a is not None and b is not None:
+                printed = f"{a - b:+.1f}".replace("-", "\N{MINUS SIGN}")
+            found = table.difference(one.name, other.name, n)
+            ours, over = ("–", "–") if found is None else (found[0].text(), found[1])
+            said = table.outcome(contrast, n)[0]
+            what = f"{one.name} − {other.name}{_in(table, n)}"
+            lines.append(f"| {contrast['say']} | {what} | {printed} | {ours} | {over} | {said} |")
+    return lines
+
+
+def draw(table: Table, file: Path) -> None:
+    """Left how it ended, ours beside the paper's; right how it came there. A pair for each column."""
+    from matplotlib.figure import Figure  # slow to import
+
+    columns, rows = table.columns, table.rows
+    figure = Figure(figsize=(10, max(3.2, 1.4 + 0.36 * len(rows)) * len(columns)), layout="constrained")
+    axes = figure.subplots(len(columns), 2, squeeze=False, width_ratios=(1, 1.1))
+    unit = table.about["unit"]
+    for n, column in enumerate(columns):
+        ends, curve = axes[n]
+        for k, row in enumerate(rows):
+            colour, mark = COLOURS[k % len(COLOURS)], MARKS[k % len(MARKS)]
+            values = list(table.by_seed(row, n).values())
+            if values:
+                spread = statistics.stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
+                ends.errorbar(
+                    statistics.fmean(values), k, xerr=spread or None, color=colour, marker=mark, ms=8
+                )
+            if row.printed(n) is not None:
+                ends.plot(row.printed(n), k, "|", color="#333333", ms=15, mew=2)
+            name = CURVES.get(row.value, row.value.removeprefix("final."))
+            series = [dict(map(tuple, c["curves"].get(name, ()))) for c in table.chosen(row, n)]
+            shared = sorted(set.intersection(*map(set, series))) if series else []
+            if shared:
+                height = [100 * statistics.fmean(s[r] for s in series) for r in shared]
+                curve.plot(shared, height, color=colour, marker=mark, ms=5, label=row.name)
+        ends.set_yticks(range(len(rows)), [row.name for row in rows])
+        ends.set_ylim(len(rows) - 0.5, -0.5)
+        ends.set_xlabel(unit)
+        where = f"{column['name']}: " if column["name"] else ""
+        ends.set_title(f"{where}at the end (bar: the paper's)", fontsize="medium", loc="left")
+        curve.set_title(f"{where}{table.about['curve']}", fontsize="medium", loc="left")
+        curve.set_xlabel("round")
+        curve.set_ylabel(unit)
+        if curve.lines:
+            curve.legend(fontsize="small", frameon=False)
+        for one in (ends, curve):
+            one.grid(alpha=0.25)
+            one.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=110, metadata={"Software": None})
+
+
+def page_text(kept: Path, text: str) -> str:
+    """A page with the comparisons between its two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    assert mark, f"the page has lost its marks, {BEGIN} and {END}"
+    made = "\n".join(part(table) for table in tables(kept))
+    return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
+
+
+def write_page(kept: Path, page: Path) -> None:
+    """Write the comparisons into the page, and draw the figures it shows."""
+    page.write_text(page_text(kept, page.read_text("utf-8")), "utf-8")
+    for table in tables(kept):
+        if table.cells:
+            draw(table, kept / f"{table.name}.png")
