@@ -4,9 +4,9 @@
     python bench/fit.py --only resnet18 vit   those whose name has one of these words
     python bench/fit.py --list
 
-Each measurement is a process of its own: it first plays the same with a tiny model, so that libraries and
-allocators have what they keep, and then with the real one. A worker trains two clients; the server runs two
-rounds with one worker process. Pages that the allocator kept, by luck more or fewer, are in the peak too,
+Each measurement is a process of its own: it first runs a tiny model, so that libraries and allocators have
+what they keep, and then the real one. A worker trains two clients; the server runs two rounds with one worker
+process, and is measured where what it holds differs: not again for each way to train. Pages that the allocator kept, by luck more or fewer, are in the peak too,
 so the least of `--times` measurements counts. Records are made up; the weights of `minilm` and `smollm2-135m`
 come from the package registries.
 """
@@ -41,7 +41,7 @@ BF16 = {"engine.precision": "bf16"}
 FORGET = {"engine.activation_checkpointing": True}
 
 MLP = {"model": {"name": "mlp", "hidden": [3072, 3072]}}
-CNN = {"model": {"name": "cnn"}, "local.batch": 128}
+CNN = {"model": {"name": "cnn"}, "local.batch": 512}
 RESNET = {"model": {"name": "resnet18"}, "local.batch": 32}
 VIT = {"model": {"name": "vit-tiny"}, "local.batch": 32}
 LORA = {"rank": 8, "alpha": 16}
@@ -51,7 +51,7 @@ CTC = {"model": {"name": "ctc-transformer", "size": "small"}, "local.batch": 8}
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "mlp": (MLP, "none client example"),
-    "mlp, FedAdamW": (MLP | {"method": "fedadamw"}, "none"),
+    "mlp + FedAdamW": (MLP | {"method": "fedadamw"}, "none"),
     "cnn": (CNN, "none client example"),
     "resnet18": (RESNET, "none client example"),
     "vit-tiny": (VIT, "none client example"),
@@ -89,7 +89,7 @@ def dataset(model: Mapping[str, Any]) -> Any:
     def part(count: int) -> ArrayRecords:
         return ArrayRecords(rng.normal(size=(count, *shape)).astype(np.float32), np.arange(count) % 4)
 
-    return Dataset("own", part(512), part(8), 4, shape, licence="", origin="")
+    return Dataset("own", part(1024), part(8), 4, shape, licence="", origin="")
 
 
 def resident(name: str) -> int:
@@ -153,8 +153,8 @@ def play(role: str, options: Mapping[str, Any]) -> tuple[int, int]:
     data = dataset(options["model"])
     with tempfile.TemporaryDirectory() as scratch:
         warm = {key: value for key, value in options.items() if not key.startswith("engine.")}
-        few = dataset({"name": "mlp"})
-        run(tacit.load(VALUES, warm | {"model": {"name": "mlp", "hidden": [8]}}), few, Path(scratch) / "warm")
+        few, tiny = dataset({"name": "mlp"}), {"model": {"name": "mlp", "hidden": [8]}}
+        tacit.run(tacit.load(VALUES, warm | tiny), Path(scratch) / "warm", dataset=few, progress=False)
         measured = run(config, data, Path(scratch) / "real")
     found = fit(config, data)
     return measured, (found.worker if role == "worker" else found.server).peak
@@ -192,9 +192,11 @@ def main() -> None:
                 print(name, level)
                 continue
             cells = []
-            for role in given.roles:
+            plain = level != "example" and "," not in name
+            for role in given.roles if plain else ["worker"]:
                 measured, estimated = measure(role, options | LEVELS[level], given.times)
                 cells += [f"{measured / 1e6:.0f}", f"{estimated / 1e6:.0f} ({estimated / measured - 1:+.0%})"]
+            cells += ["–"] * (2 * len(given.roles) - len(cells))
             print(f"| {name} | {level} | {' | '.join(cells)} |", flush=True)
 
 

@@ -95,10 +95,10 @@ def fit(config: Config, dataset: Dataset | None = None, model: nn.Module | None 
         small = small_job(job, DirectoryStates(Path(folder) / "small"))
         held = one_client(small, Order(0, 0.1), isinstance(job.privacy, ExampleLevel))
         batch = max(_batches(job), key=lambda b: sum(t.nbytes for t in b.values()))
-        worker = worker_need(empty, batch, job, compute, held)
         asked = getattr(settings, "workers", 1)
         workers = max(1, min(share(computes), config.cohort.size) if asked == "auto" else asked)
         server = _server(config, job, small, workers)
+        worker = worker_need(empty, batch, job, compute, held)
     trained, _ = parameter_bytes(empty)
     found = Fit(
         worker, server, workers, compute, _device_bytes(compute), memory_bytes(), (),

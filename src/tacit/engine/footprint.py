@@ -5,8 +5,9 @@ Nothing of the real model is ever allocated. Two small measurements and sizes ma
 - *vectors*: the algorithm, with its bounding and its state, trains one client of a small network of the same
   kind of job, while every tensor that comes and goes is counted. That gives how many vectors of the model's
   length a worker holds when it computes a gradient, and at most. They grow with the model in proportion.
-- *activations*: one step of the real network on the shapes of a real batch, on torch's `meta` device, where
-  tensors have shapes and no memory; again everything that comes and goes is counted, backwards pass included.
+- *activations*: one step of the real network on the shapes of a real batch, on torch's `meta` device (for bf16:
+  with its fake tensors), where tensors have shapes and no memory; again everything that comes and goes is
+  counted, backwards pass included.
 
 >>> with Live() as live:
 ...     x = torch.zeros(1000)
@@ -21,12 +22,14 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -35,9 +38,9 @@ from tacit.engine.contract import Order, Participant
 from tacit.engine.device import Compute, forget_activations
 from tacit.engine.inprocess import InProcess
 from tacit.engine.states import ClientStates
-from tacit.engine.worker import Job
+from tacit.engine.worker import Job, one_at_a_time
 from tacit.gradients.clipped import LITTLE, MUCH
-from tacit.gradients.plain import Descent, Losses, plain_gradient
+from tacit.gradients.plain import Descent, Losses, batch_size, plain_gradient
 from tacit.privacy import ClientLevel, ExampleLevel, LayeredNoise, Mechanism
 from tacit.vector import Flat, Vectors
 
@@ -46,27 +49,36 @@ SMALL = 1024
 
 
 _READ = torch.ops.aten._local_scalar_dense.default
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors made under it, for as long as each lives."""
+    """Counts the bytes of all tensors made under it, for as long as each lives.
 
-    def __init__(self) -> None:
+    `reordered`: also the copies that a processor's convolutions make of all that they read and write, in a
+    layout of their own.
+    """
+
+    def __init__(self, reordered: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
         self._seen: dict[int, Any] = {}
+        self._reordered = reordered
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_leaves((args, kwargs or {})):
             if isinstance(value, Tensor):
                 self._note(value, made=False)
-        if func is _READ and args[0].is_meta:
+        if func is _READ and (args[0].is_meta or isinstance(args[0], FakeTensor)):
             # A model that looks at its data (is any token masked?) shall take the road that needs more.
             return torch.zeros((), dtype=args[0].dtype).item()
         out = func(*args, **(kwargs or {}))
         for value in tree_leaves(out):
             if isinstance(value, Tensor):
                 self._note(value, made=True)
+        if self._reordered and func in _CONVOLUTIONS:
+            copied = [value for value in tree_leaves((args, out)) if isinstance(value, Tensor)]
+            self.peak = max(self.peak, self.now + sum(value.nbytes for value in copied))
         return out
 
     def _note(self, tensor: Tensor, made: bool) -> None:
@@ -187,14 +199,11 @@ def one_client(small: Job, order: Order, examples: bool) -> Held:
     return Held((_Noting.held - size) / size, (live.peak - size) / size, descended)
 
 
-def step_bytes(model: nn.Module, batch: Batch, losses: Losses, compute: Compute, descends: bool) -> int:
-    """The most that one plain step on `batch` adds to what is there before, on the `meta` device."""
-    flat = Flat(model)
-    if compute.activation_checkpointing:
-        forget_activations(model)
-    there = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
+def step_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, descends: bool) -> int:
+    """The most that one plain step on `batch` adds to what is there before; nothing is computed."""
+    there = {name: torch.empty_like(tensor, device=flat.values.device) for name, tensor in batch.items()}
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=compute.precision == "bf16")
-    with Live() as live, torch.enable_grad(), autocast:
+    with Live(reordered=compute.here) as live, torch.enable_grad(), autocast:
         if descends:
             Descent(flat)(there, losses, 0.0)
         else:
@@ -202,14 +211,36 @@ def step_bytes(model: nn.Module, batch: Batch, losses: Losses, compute: Compute,
     return int(live.peak)
 
 
-def clipped_bytes(plain: int, records: int, alone: bool) -> int:
-    """The most that a clipped gradient adds: batches are cut so that book-keeping has the room of a plain
-    step, within limits; see `tacit.gradients.clipped`.
+def pretend(model: nn.Module, mode: FakeTensorMode) -> None:
+    """Let the tensors of a model on the `meta` device pass for the host's, in place, still without memory:
+    torch's autocast does nothing on `meta`.
     """
-    each = plain // max(records, 1)
-    if alone:
-        return 2 * each
-    return max(each, min(MUCH, max(LITTLE, plain * 5 // 4), 2 * plain))
+    known: dict[int, Tensor] = {}
+
+    def there(tensor: Tensor) -> Tensor:
+        fake = mode.fake_tensor_converter.from_meta_and_device(mode, tensor.detach(), torch.device("cpu"))
+        trained = isinstance(tensor, nn.Parameter)
+        return nn.Parameter(fake, tensor.requires_grad) if trained else fake
+
+    for part in model.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = known.setdefault(id(tensor), there(tensor))
+
+
+def clipped_bytes(plain: int, one: int, records: int, trained: int, alone: bool, slow: bool) -> int:
+    """The most that a clipped gradient adds, of `plain` and `one`, a plain step's on all records and on one.
+
+    Batches are cut so that book-keeping has the room of a plain step, within limits; `alone`: into single
+    records. By the slow road there is one record's gradient, as it is made and as it is kept; on the other
+    there are three gradients at the experiment of the first step; see `tacit.gradients`.
+    """
+    if slow:
+        return one + 2 * trained
+    each = (plain - one) // max(records - 1, 1)
+    book = one + each if alone else max(one, min(MUCH, max(LITTLE, plain * 5 // 4), 2 * plain))
+    return max(book, 3 * trained + one if records > 1 else 0)
 
 
 def parameter_bytes(model: nn.Module) -> tuple[int, int]:
@@ -220,15 +251,23 @@ def parameter_bytes(model: nn.Module) -> tuple[int, int]:
 
 
 def worker_need(model: nn.Module, batch: Batch, job: Job, compute: Compute, vectors: Held) -> Need:
-    """Of one worker, for a step on `batch`. `model` is on the `meta` device."""
+    """Of one worker, for a step on `batch`. `model` is on the `meta` device, and of no use after this."""
     trained, frozen = parameter_bytes(model)
-    plain = step_bytes(model, batch, job.task.losses, compute, vectors.descends)
-    if isinstance(job.privacy, ExampleLevel):
-        records = len(next(iter(batch.values())))
-        activations = clipped_bytes(plain, records, compute.precision == "bf16")
-        noise = 0 if compute.here else 8 * trained // 4
-    else:
-        activations, noise = plain, 0
+    losses, noise = job.task.losses, 0
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if compute.precision == "bf16" else nullcontext()
+    if isinstance(mode, FakeTensorMode):
+        pretend(model, mode)
+    with mode:
+        flat = Flat(model)
+        if compute.activation_checkpointing:
+            forget_activations(model)
+        plain = activations = step_bytes(flat, batch, losses, compute, vectors.descends)
+        if isinstance(job.privacy, ExampleLevel):
+            records, single = batch_size(batch), {name: tensor[:1] for name, tensor in batch.items()}
+            one = step_bytes(flat, single, losses, compute, vectors.descends)
+            alone, slow = one_at_a_time(model, compute), compute.activation_checkpointing
+            activations = clipped_bytes(plain, one, records, trained, alone, slow)
+            noise = 0 if compute.here else 8 * trained // 4
     during, most = int(vectors.during * trained), int(vectors.most * trained)
     # On the host, pages of a gradient that is never written are never there.
     gradient = 0 if vectors.descends and compute.here else trained

@@ -131,6 +131,15 @@ class Job:
         return metrics
 
 
+def one_at_a_time(model: nn.Module, compute: Compute) -> bool:
+    """Whether clipped gradients are taken of one record at a time.
+
+    In bfloat16 even the number of records beside it may round a record's gradient in another way.
+    """
+    half = any(p.dtype in (torch.bfloat16, torch.float16) for p in model.parameters())
+    return half or compute.precision == "bf16"
+
+
 class Worker:
     """Runs clients on one resident model."""
 
@@ -140,9 +149,7 @@ class Worker:
         self.flat = Flat(compute.place(job.model, job.privacy is not None), job.algorithm.personal_part)
         self._initial_personal = self.flat.personal.clone()
         example_level = isinstance(job.privacy, ExampleLevel)
-        # In bfloat16 even the number of records beside it may round a record's gradient in another way.
-        half = any(p.dtype in (torch.bfloat16, torch.float16) for p in self.flat.module.parameters())
-        alone = 1 if half or compute.precision == "bf16" else None
+        alone = 1 if one_at_a_time(self.flat.module, compute) else None
         self._clipped = ClippedGradient(self.flat, alone) if example_level else None
         self._descent = None if example_level else Descent(self.flat)
         self._bits = np.random.PCG64(0)

@@ -360,7 +360,10 @@ def _norms(
 def _affordable(found: Survey, size: int) -> int:
     """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them.
 
-    Activations go as the gradients to be kept come: at no time are both there in full.
+    Activations go as the gradients to be kept come: at no time are both there in full. Where one record is
+    computed after another anyway, one at a time takes the least memory and no more time.
     """
+    if found.obstacle is not None and found.obstacle.alone:
+        return 1
     limit = min(MUCH, max(LITTLE, size * found.plain * 5 // 4))
     return max(1, limit // max(1, found.plain, found.kept))

@@ -94,7 +94,7 @@ class Flat:
 
 def _untouched_zeros_like(vector: Tensor) -> Tensor:
     """Zeros that on the host take no memory until something is written to them, which torch's own do."""
-    if vector.device.type != "cpu" or vector.dtype != torch.float32:
+    if type(vector) is not Tensor or vector.device.type != "cpu" or vector.dtype != torch.float32:
         return torch.zeros_like(vector)
     return torch.from_numpy(np.zeros(vector.shape, np.float32))
 
