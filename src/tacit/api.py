@@ -361,6 +361,12 @@ def test(
     is_run = place.is_dir()
     given = configs.parse_overrides(list(overrides))
     config = _config(place, given) if is_run else load_one(place, given)
+    protects = is_run and config.privacy is not None and config.privacy.entropy == "os"
+    if protects and config.evaluate.split == "validation" and config.data.validation:
+        raise UserError(
+            f"{place} protects its clients, and the validation records are theirs; exact numbers on them are "
+            "outside any guarantee: judge by the test set, --set evaluate.split=test"
+        )
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
     return round, *metrics_by_user(job)
