@@ -402,7 +402,7 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
         ε of all of them for the worst unit, and of each alone.
 
     Raises:
-        UserError: runs that have nobody in common, or no ledger.
+        UserError: runs that have nobody in common, whose clients are not the same people, or no ledger.
     """
     places = [Path(folder) for folder in folders]
     first, *others = data = [read_lineage(place)[0] for place in places]
