@@ -100,6 +100,8 @@ class Identity:
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> Identity:
         people, holders = plain["people"], plain.get("holders")
+        if holders is not None and len(holders) != len(plain["sketch"]):
+            raise ValueError("holders are not those of the sketch")
         return Identity(
             str(plain["name"]),
             str(plain["content"]),
