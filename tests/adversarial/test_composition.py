@@ -216,6 +216,12 @@ def test_people_by_another_column_are_other_people(config) -> None:
     tacit.run(config(rounds=1, **settings), "wards", dataset=by(wards))
     with pytest.raises(tacit.UserError, match="clients that hold other records"):
         tacit.run(config(rounds=1, model=start("wards"), **settings), "doctors", dataset=by(doctors))
+    some = base.train.x.copy()
+    some[25] = some[0]  # a picture that ward 0 had then, and ward 1 has now
+    fewer = tacit.ArrayRecords(some[20:], base.train.y[20:], users=wards[20:])
+    data = tacit.Dataset("clinic", fewer, base.test, 4, (1, 4, 4))
+    tacit.run(config(rounds=1, model=start("wards"), **settings), "fewer", dataset=data)
+    assert tacit.statement("fewer").carried == 1
 
 
 def test_records_that_one_run_called_public_are_not_protected_by_the_next(config, dataset) -> None:
