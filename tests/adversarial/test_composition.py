@@ -6,6 +6,7 @@ go on with both, or change the data between run and resume. Each is either count
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import tacit
 from conftest import blobs
@@ -82,6 +84,26 @@ def test_noise_of_zero_or_from_a_seed_is_no_guarantee_to_start_from(config, data
         tacit.run(config(rounds=1, privacy={**CLIENT, **change}), name, dataset=dataset)
         with pytest.raises(tacit.UserError, match="without a guarantee"):
             tacit.run(config(privacy=CLIENT, model=start(name)), "two", dataset=dataset)
+
+
+def test_a_part_of_a_trained_module_brings_its_cost_along(config, dataset) -> None:
+    """The body of a trained network under a new head, or all of it inside another module."""
+    images = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
+    bare = tacit.run(config(rounds=1), "bare", dataset=dataset, model=images).model
+    private = tacit.run(config(rounds=2, privacy=CLIENT), "private", dataset=dataset, model=images).model
+
+    def built(trained: nn.Module, whole: bool) -> nn.Module:
+        return nn.Sequential(trained) if whole else nn.Sequential(*list(trained)[:-1], nn.Linear(8, 4))
+
+    for whole in (True, False):
+        with pytest.raises(tacit.UserError, match="without a guarantee"):
+            tacit.run(config(privacy=CLIENT), "two", dataset=dataset, model=built(bare, whole))
+        settings, name = config(rounds=1, privacy=CLIENT), f"three-{whole}"
+        result = tacit.run(settings, name, dataset=dataset, model=built(copy.deepcopy(private), whole))
+        assert result.last("epsilon") == cost((EVENT, 3))
+    both = nn.Sequential(private[0], private[1], nn.Tanh(), bare[3])
+    with pytest.raises(tacit.UserError, match="without a guarantee"):
+        tacit.run(config(privacy=CLIENT), "two", dataset=dataset, model=both)
 
 
 def test_weights_that_stand_alone_are_of_unknown_origin(config, dataset, tmp_path: Path) -> None:
@@ -194,6 +216,12 @@ def test_people_by_another_column_are_other_people(config) -> None:
     tacit.run(config(rounds=1, **settings), "wards", dataset=by(wards))
     with pytest.raises(tacit.UserError, match="clients that hold other records"):
         tacit.run(config(rounds=1, model=start("wards"), **settings), "doctors", dataset=by(doctors))
+    some = base.train.x.copy()
+    some[25] = some[0]  # a picture that ward 0 had then, and ward 1 has now
+    fewer = tacit.ArrayRecords(some[20:], base.train.y[20:], users=wards[20:])
+    data = tacit.Dataset("clinic", fewer, base.test, 4, (1, 4, 4))
+    tacit.run(config(rounds=1, model=start("wards"), **settings), "fewer", dataset=data)
+    assert tacit.statement("fewer").carried == 1
 
 
 def test_records_that_one_run_called_public_are_not_protected_by_the_next(config, dataset) -> None:

@@ -56,6 +56,19 @@ def sources() -> dict[str, Any]:
     return found
 
 
+def test_classes_that_are_named_do_not_depend_on_the_records() -> None:
+    """Whether somebody has a class that nobody else has does not show in the data set's looks."""
+    rows = [{"age": n, "job": ("cook", "vet")[n % 2]} for n in range(20)]
+    named = {"features": ["age"], "label": "job", "classes": ("vet", "cook", "spy")}
+    made = [tacit.dataset(data, test=rows, **named) for data in (rows, [*rows, {"age": 7, "job": "spy"}])]
+    assert {(data.classes, data.label_names) for data in made} == {(3, ("vet", "cook", "spy"))}
+    assert made[0].train.labels.tolist() == [1, 0] * 10 and made[1].train.labels[-1] == 2
+    with pytest.raises(tacit.UserError, match="'judge' is not among the classes; known: vet, cook, spy"):
+        tacit.dataset([*rows, {"age": 7, "job": "judge"}], test=rows, **named)
+    with pytest.raises(tacit.UserError, match="there twice"):
+        tacit.dataset(rows, features=["age"], label="job", classes=("vet", "vet"))
+
+
 def test_the_same_records_come_out_of_every_library() -> None:
     """Each road must give the very same data set: values, classes, users, split."""
     made = {

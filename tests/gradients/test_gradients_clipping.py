@@ -109,7 +109,8 @@ def test_a_record_that_is_not_finite_contributes_nothing(micro):
 def test_a_record_of_gradient_zero():
     flat = Flat(nn.Linear(3, 2, bias=False))
     result = ClippedGradient(flat)({"x": torch.zeros(2, 3)}, losses, 1.0)
-    assert not flat.grad.any() and not result.norms.any() and result.dropped == 0
+    # Norms are upper bounds: that no square has vanished in float32 cannot be told from the squares.
+    assert not flat.grad.any() and float(result.norms.max()) < 1e-15 and result.dropped == 0
 
 
 def test_frozen_parameters_are_left_out():

@@ -201,3 +201,15 @@ def test_a_ledger_that_knows_less_than_the_checkpoint_is_refused(config, dataset
     ledger.write_bytes(whole)
     assert tacit.resume("run", dataset=dataset, rounds=6).finished
     assert tacit.statement("run").rounds == 6
+
+
+def test_a_private_run_is_not_judged_by_its_clients_records_afterwards(config, dataset) -> None:
+    """`tacit test` tells exact numbers, user by user: of the test set, never of the clients' own shares."""
+    shares = {"data__validation": 0.2, "evaluate__split": "validation"}
+    for name, entropy in (("secret", "os"), ("seeded", "seed")):
+        privacy = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": entropy}
+        tacit.run(config(rounds=1, privacy=privacy, **shares), name, dataset=dataset)
+    with pytest.raises(tacit.UserError, match="the validation records are theirs"):
+        tacit.test("secret", dataset=dataset)
+    assert tacit.test("secret", ["evaluate.split=test"], dataset=dataset)[1]["count"] == len(dataset.test)
+    assert tacit.test("seeded", dataset=dataset)[1]["count"] < len(dataset.train)

@@ -62,6 +62,12 @@ def test(place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset |
     is_run = place.is_dir()
     given = configs.parse_overrides(list(overrides))
     config = recorded_config(place, given) if is_run else load_one(place, given)
+    protects = is_run and _claimed(config) is not None
+    if protects and config.evaluate.split == "validation" and config.data.validation:
+        raise UserError(
+            f"{place} protects its clients, and the validation records are theirs; exact numbers on them are "
+            "outside any guarantee: judge by the test set, --set evaluate.split=test"
+        )
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
     return tested(job, round, _claimed(config))
@@ -139,7 +145,7 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
         ε of all of them for the worst unit, and of each alone.
 
     Raises:
-        UserError: runs that have nobody in common, or no ledger.
+        UserError: runs that have nobody in common, whose clients are not the same people, or no ledger.
     """
     places = [Path(folder) for folder in folders]
     first, *others = data = [read_lineage(place)[0] for place in places]

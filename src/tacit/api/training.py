@@ -86,7 +86,8 @@ def run(
         config: what to do, from `load`.
         folder: where the run is saved, a new one under runs/ by default; it must not hold a run.
         model: a module of one's own. A copy of it is trained, `result.model`; the object stays as it is. One
-            that a run has trained brings along what that run has cost, as `model.start` does.
+            that a run has trained, or a part of one, brings along what that run has cost, as `model.start`
+            does; of weights that were copied into it nothing is known.
         dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
         algorithm: an instance of a `tacit.Algorithm`.
         task: a loss and metrics of one's own, a `tacit.Task`.
@@ -123,7 +124,8 @@ def run(
         passed = describe(**given, optimizer=optimizer, sampling=sampling)
         ancestors: list[Ancestor] = []
         if not config.model.public:
-            ancestors = [*ancestry(config.model.start), *ancestry(trained_by(model))]
+            places = [config.model.start, *trained_by(model)]
+            ancestors = [ancestor for place in places for ancestor in ancestry(place)]
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         dataset = dataset or build_dataset(config)

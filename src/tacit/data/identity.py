@@ -81,14 +81,17 @@ class Identity:
     def same_clients(self, other: Identity) -> bool:
         """Whether whoever is a client in both is the same client: one client here is never several there.
 
-        So it is where both have the very same clients, and where clients are people in both.
+        So it is where both have the very same clients, and where clients are people in both: the same people,
+        if most records that both have are of whom they were. (Some, such as a text of one word, many have.)
         """
         if self.clients == other.clients and self.content == other.content:
             return True
         if self.holders is None or other.holders is None:
             return False
         theirs = dict(zip(other.sketch, other.holders, strict=True))
-        return all(theirs.get(r, who) == who for r, who in zip(self.sketch, self.holders, strict=True))
+        mine = zip(self.sketch, self.holders, strict=True)
+        agree = [theirs[record] == who for record, who in mine if record in theirs]
+        return not agree or 2 * sum(agree) > len(agree)
 
     def shows(self, other: Identity) -> bool:
         """Whether this run used records as they are that the other one protects."""
@@ -100,6 +103,8 @@ class Identity:
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> Identity:
         people, holders = plain["people"], plain.get("holders")
+        if holders is not None and len(holders) != len(plain["sketch"]):
+            raise ValueError("holders are not those of the sketch")
         return Identity(
             str(plain["name"]),
             str(plain["content"]),
@@ -114,8 +119,8 @@ class Identity:
 def identify(name: str, population: Population, public: NDArray[np.int64] | None = None) -> Identity:
     """The identity of a population's data; `public`: records that the run uses without protecting them."""
     records = population.records
-    held = np.sort(population.indices)
-    hashes = _hashes(records, held)
+    looked_at = _looked_at(records, np.sort(population.indices))
+    hashes = _hashes(records, looked_at)
     clients = sha256(np.ascontiguousarray(population.offsets, dtype=np.int64).tobytes())
     clients.update(np.ascontiguousarray(population.indices, dtype=np.int64).tobytes())
     clients.update(f"{population.holdout} {population.validation}".encode())
@@ -123,12 +128,12 @@ def identify(name: str, population: Population, public: NDArray[np.int64] | None
     if records.users is not None:
         people = tuple(str(user) for user in np.unique(records.users[population.indices]))
     holders = None
-    if records.users is not None and len(hashes) == len(held) and _clients_are_people(population):
-        users = records.users[held].astype(str)
+    if records.users is not None and _clients_are_people(population):
+        users = records.users[looked_at].astype(str)
         order = np.lexsort((users, hashes))  # of a record that several people have, the first by name
         _, first = np.unique(hashes[order], return_index=True)
         holders = tuple(str(user) for user in users[order[first[:SKETCH]]])
-    shown = () if public is None else _smallest(_hashes(records, np.sort(public)))
+    shown = () if public is None else _smallest(_hashes(records, _looked_at(records, np.sort(public))))
     return Identity(
         name, _content(records, hashes), clients.hexdigest(), _smallest(hashes), people, holders, shown
     )
@@ -144,14 +149,14 @@ def _clients_are_people(population: Population) -> bool:
         return False
     owner = np.repeat(np.arange(len(population)), np.diff(population.offsets))
     users = population.records.users[population.indices]
-    _, person = np.unique(users, return_inverse=True)
-    pairs = np.unique(np.stack([owner, person.reshape(-1)]), axis=1).shape[1]
-    return bool(pairs == len(np.unique(owner)) == person.max(initial=-1) + 1)
+    names, person = np.unique(users, return_inverse=True)
+    pairs = np.unique(owner * len(names) + person.reshape(-1))
+    return len(pairs) == len(np.unique(owner)) == len(names)
 
 
 def contents(records: Records) -> str:
     """A hash of every record with its label and user."""
-    return _content(records, _hashes(records, np.arange(len(records))))
+    return _content(records, _hashes(records, _looked_at(records, np.arange(len(records)))))
 
 
 def _content(records: Records, hashes: NDArray[np.uint64]) -> str:
@@ -164,14 +169,20 @@ def _content(records: Records, hashes: NDArray[np.uint64]) -> str:
     return content.hexdigest()
 
 
-def _hashes(records: Records, held: NDArray[Any]) -> NDArray[np.uint64]:
-    """A hash of each record that clients hold, or of some of them."""
+def _looked_at(records: Records, held: NDArray[Any]) -> NDArray[Any]:
+    """Which of these records are looked at: all, or some spread over the whole."""
     if isinstance(records, Raw):
-        chosen = held if len(held) <= MANY else held[:: -(-len(held) // MANY)]
+        return held if len(held) <= MANY else held[:: -(-len(held) // MANY)]
+    spread = np.unique(np.linspace(0, len(held) - 1, min(SAMPLED, len(held))).astype(np.int64))
+    return held[spread]
+
+
+def _hashes(records: Records, chosen: NDArray[Any]) -> NDArray[np.uint64]:
+    """A hash of each of these records."""
+    if isinstance(records, Raw):
         digests = b"".join(blake2b(records.raw(int(i)), digest_size=8).digest() for i in chosen)
     else:
-        spread = np.unique(np.linspace(0, len(held) - 1, min(SAMPLED, len(held))).astype(np.int64))
-        digests = b"".join(_prepared(records, int(i)) for i in held[spread])
+        digests = b"".join(_prepared(records, int(i)) for i in chosen)
     return np.frombuffer(digests, np.uint64)
 
 

@@ -162,22 +162,27 @@ def own_copy(model: nn.Module) -> nn.Module:
 
 
 def mark(model: nn.Module, folder: Path) -> nn.Module:
-    """Remember in a module which run trained it: another run that is given it must count that run's cost."""
-    model.__dict__[TRAINED_BY] = str(folder.resolve())
+    """Remember in a module which run trained it: another run that is given it must count that run's cost.
+
+    So does each of its parts, which may go into another module.
+    """
+    for part in model.modules():
+        part.__dict__[TRAINED_BY] = str(folder.resolve())
     return model
 
 
-def trained_by(model: nn.Module | None) -> Path | None:
-    """The run that trained a module, if one did."""
-    place = None if model is None else model.__dict__.get(TRAINED_BY)
-    if place is None:
-        return None
-    if not Path(place).is_dir():
-        raise UserError(
-            f"model: it was trained by the run in {place}, which is gone, and with it what that cost; "
-            "restore the folder, pass an untrained model, or set model.public: true if nobody there needs it"
-        )
-    return Path(place)
+def trained_by(model: nn.Module | None) -> list[Path]:
+    """The runs that trained a module, or parts of it."""
+    parts = () if model is None else model.modules()
+    places = dict.fromkeys(part.__dict__[TRAINED_BY] for part in parts if TRAINED_BY in part.__dict__)
+    for place in places:
+        if not Path(place).is_dir():
+            raise UserError(
+                f"model: it was trained by the run in {place}, which is gone, and with it what that cost; "
+                "restore the folder, pass an untrained model, or set model.public: true if nobody there "
+                "needs it"
+            )
+    return [Path(place) for place in places]
 
 
 def _written(role: str, one: Passed) -> str:

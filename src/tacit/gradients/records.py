@@ -98,7 +98,8 @@ class Outer:
 
     def squares(self) -> Tensor:
         if self.left.shape[1] == 1:
-            return self.left.square().sum((1, 2)) * self.right.square().sum((1, 2))
+            left, right = (side.square().sum((1, 2)).add_(VANISHED) for side in (self.left, self.right))
+            return left * right
         return gram_squares(*[torch.bmm(side, side.transpose(1, 2)) for side in (self.left, self.right)])
 
     def add_weighted(self, factors: Tensor, out: Tensor) -> None:
@@ -124,6 +125,11 @@ class Outer:
 ROUNDINGS = 8
 """Largest error of a sum of Gram matrices' products: in units of the precision, beside the terms' size."""
 
+VANISHED = 2.0**-102
+"""More than 2²⁴ squares add up to that are too small for float32: beside a second factor that is as large as
+it allows, what vanishes there may be most of a gradient.
+"""
+
 
 def gram_squares(left: Tensor, right: Tensor) -> Tensor:
     """An upper bound, tight but for rounding, of Σ_{t,s} left[…, t, s] · right[…, t, s] for each record.
@@ -131,12 +137,14 @@ def gram_squares(left: Tensor, right: Tensor) -> Tensor:
     The matrices [B, …, T, T] are scratch. Terms of both signs may add up to nearly nothing and leave only
     rounding, which a record made for that could use to pass unclipped. Each term is at most
     |l_t||l_s||r_t||r_s|, so all of them together are at most (Σ_t |l_t||r_t|)², and a share of that is added.
+    Where products vanish on one side, `VANISHED` × (Σ_t |r_t|)² on the other bounds what they were worth.
     """
-    lengths = left.diagonal(dim1=-2, dim2=-1) * right.diagonal(dim1=-2, dim2=-1)
-    most = lengths.clamp_min_(0.0).sqrt_().sum(-1).square()
+    sides = [side.diagonal(dim1=-2, dim2=-1).clamp_min(0.0).sqrt_() for side in (left, right)]
+    most = (sides[0] * sides[1]).sum(-1).square().mul_(ROUNDINGS * torch.finfo(left.dtype).eps)
+    for side in sides:
+        most.add_(side.sum(-1).square_(), alpha=VANISHED)
     total = left.mul_(right).flatten(1).sum(1).clamp_min_(0.0)
-    most = most.flatten(1).sum(1) if most.dim() > 1 else most
-    return total.add_(most, alpha=ROUNDINGS * torch.finfo(most.dtype).eps)
+    return total.add_(most.flatten(1).sum(1) if most.dim() > 1 else most)
 
 
 def outer(left: Tensor, right: Tensor) -> Outer | Explicit:

@@ -90,8 +90,8 @@ class ClientTotals:
         """For each event the most that any one client paid of it: together, no less than anyone's total."""
         return dict(_most(set(self._own.values())) + Counter(dict(self._everyone)))
 
-    def covering(self, most: int = 4) -> list[Profile]:
-        """A few profiles, at most `most` and one: each client's total costs no more than one of them.
+    def covering(self, most: int = 3) -> list[Profile]:
+        """A few profiles, `most` of a kind and one more: each client's total costs no more than one of them.
 
         For what is dear to compute and grows with every total, such as ε of a group: whose ε is largest for
         one unit need not be the worst for several.
@@ -100,6 +100,8 @@ class ClientTotals:
         while len(simple) > most:  # of neighbours in the order of rates, the two that lose least by it
             pairs = list(pairwise(simple))
             closest = min(range(len(pairs)), key=lambda i: _apart(*pairs[i]))
+            if type(pairs[closest][0][0][0]) is not type(pairs[closest][1][0][0]):
+                break  # nothing is known that costs as much as either of two kinds
             simple[closest : closest + 2] = [_joined(*pairs[closest])]
         if self._mixed:
             simple.append(_merge((), tuple(_most(self._mixed).items())))
@@ -213,6 +215,8 @@ def _joined(one: Profile, other: Profile) -> Profile:
 def _apart(one: Profile, other: Profile) -> float:
     """How much more than either the two joined are, roughly: in logarithms of rates and counts."""
     (a, n), (b, m) = one[0], other[0]
+    if type(a) is not type(b):
+        return math.inf
     rates = math.log(getattr(a, "rate", 1.0) / getattr(b, "rate", 1.0))
     return abs(rates) + abs(math.log(max(n, 1) / max(m, 1)))
 

@@ -448,6 +448,8 @@ NOT_COVERED = (
     "what the model's first weights were trained on, where no run made them: a module that was given, "
     "model.hub, or what model.public calls public",
     "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
+    "ending the run earlier, or later, because of what it has let out: ε is of rounds whose number, or whose "
+    "budget, was settled before",
     "what the run's folder holds beside the model: clients' own states, and which clients wrote one when",
     "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",
     "how long anything takes",

@@ -74,6 +74,8 @@ NUMERICAL = 2.0**-9
 """s: how far, relative to C, float32 arithmetic may let a record move a sum beyond its clipped gradient."""
 MEASURED_BATCH = 512
 """Records of the largest batches for which that was measured."""
+LEAST_CLIP = 1e-10
+"""Below it, coordinates whose squares float32 has no room for could together be longer than the clip."""
 LARGE = 1 << 22
 """Coordinates that another device than the CPU rounds and noises at a time, in float64."""
 
@@ -91,6 +93,11 @@ class ExampleLevel(Mechanism):
         if self.clip.mode == "normalize":
             raise UserError(
                 "privacy.clip.mode normalize is for clients' updates; records' gradients take clip"
+            )
+        if self.clip.bound < LEAST_CLIP:
+            raise UserError(
+                f"privacy.clip {self.clip.bound:g}: squares of numbers so small vanish in float32, so no "
+                f"gradient's length is known to that; choose at least {LEAST_CLIP:g}"
             )
 
     @property
