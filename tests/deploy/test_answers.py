@@ -12,7 +12,7 @@ import pytest
 import torch
 from deploy_small import Small, federation, same, settings, vectors
 
-from tacit.deploy.client import Reply
+from tacit.deploy.client import STRETCH, Reply, narrowed, widened
 from tacit.deploy.flower import FLEET, LONGEST_REQUEST, Gate
 from tacit.deploy.messages import Answer, BadMessage, Refusal, body_hash, pack, read, written
 from tacit.deploy.roster import Member, Roster, read_card
@@ -21,6 +21,8 @@ from tacit.errors import UserError
 from tacit.privacy import Clip, Grid
 from tacit.privacy.bounding import Bounding
 
+BITS = 20
+"""Of the grid of a small model."""
 CLIENT: dict[str, Any] = {
     "privacy": {"unit": "client", "noise": 0.8, "clip": 0.5, "delta": 1e-3, "entropy": "seed"}, "cohort": 4,
 }  # fmt: skip
@@ -42,9 +44,20 @@ def with_body(small: Small, who: str, reply: Reply, values: dict[str, torch.Tens
 def filled(small: Small, who: str, reply: Reply, value: float) -> Reply:
     key = small.clients[small.whos.index(who)]._key
     answer = read(reply[0], key.public_key(), Answer)
-    types = {"f4": torch.float32, "i4": torch.int32, "i8": torch.int64}
-    made = {name: torch.full((length,), value).to(types[dtype]) for name, dtype, length in answer.vectors}
+    made = {name: torch.full((length,), value) for name, _, length in answer.vectors}
     return with_body(small, who, reply, made)
+
+
+def whole(small: Small, who: str, reply: Reply, value: int) -> Reply:
+    """The same of whole numbers, as a client sends them under a bound."""
+    key = small.clients[small.whos.index(who)]._key
+    (name, _, length) = read(reply[0], key.public_key(), Answer).vectors[0]
+    count = 8 * length // (BITS + 2)
+    return with_body(small, who, reply, narrowed({name: torch.full((count,), value)}, bounding(count)))
+
+
+def bounding(dimension: int) -> Bounding:
+    return Bounding(Clip(1.0).bind({"delta": dimension}), Grid(BITS, 2.0**-BITS))
 
 
 def from_another(small: Small, who: str, reply: Reply) -> Reply:
@@ -113,14 +126,14 @@ def test_answers_of_an_earlier_round_and_of_another_client_are_refused(tmp_path:
     assert lines[0] == (0, f"owner-{small.whos.index(list(first)[1])}") and len(lines) == 5
 
 
-@pytest.mark.parametrize("value", [1 << 24, -(1 << 31)])
+@pytest.mark.parametrize("value", [1 << BITS, (1 << BITS + 1) - 1, -(1 << BITS + 1)])
 def test_an_upload_beyond_the_clip_is_not_added(value: int, tmp_path: Path) -> None:
     """Where the server makes the noise, its sensitivity must not depend on the client's own bounding."""
     away = federation(tmp_path / "a")
     away.transport.away.add(away.whos[2])
     without = away.run(settings(deployed=away.folder, rounds=1, **CLIENT), tmp_path / "away")
     small = federation(tmp_path / "b")
-    small.transport.changed = lambda who, r: filled(small, who, r, value) if who == small.whos[2] else r
+    small.transport.changed = lambda who, r: whole(small, who, r, value) if who == small.whos[2] else r
     attacked = small.run(settings(deployed=small.folder, rounds=1, **CLIENT), tmp_path / "attacked")
     assert same(vectors(without.path), vectors(attacked.path))
     assert "clipping norm" in small.log()[0]["text"]
@@ -135,6 +148,22 @@ def test_whole_numbers_are_bounded_exactly() -> None:
     edge[2] = 1
     with pytest.raises(BadMessage, match="clipping norm"):
         checked_norm({"delta": edge}, bounding)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, STRETCH - 1, STRETCH, STRETCH + 3])
+def test_whole_numbers_take_the_bits_that_their_bound_needs_whatever_they_are(count: int) -> None:
+    bound, most = bounding(count), 1 << BITS
+    rng = torch.Generator().manual_seed(count)
+    for values in (torch.zeros(count), torch.randint(-most, most + 1, (count,), generator=rng)):
+        values = values.long()
+        values[0], values[-1] = -most, most
+        sent = narrowed({"delta": values}, bound)
+        assert sent["delta"].dtype == torch.uint8 and len(sent["delta"]) == -(-count * (BITS + 2) // 8)
+        assert torch.equal(widened(sent, bound, {"delta": count})["delta"], values)
+    if count * (BITS + 2) % 8:
+        sent["delta"][-1] |= 128
+        with pytest.raises(BadMessage, match="bits after the last number"):
+            widened(sent, bound, {"delta": count})
 
 
 def test_the_absent_count_as_zero_and_the_divisor_stays(tmp_path: Path) -> None:
