@@ -415,6 +415,17 @@ def test_every_way_in_which_ray_loses_work_is_one_that_is_caught() -> None:
         assert issubclass(getattr(ray.exceptions, name), ray.exceptions.RayError), name
 
 
+def test_workers_are_held_to_instructions_that_all_have(cluster: Any, tmp_path: Path) -> None:
+    job = build_job(settings(), tmp_path, None, blobs(48), FedAvg())
+    message = {"theta": read_values(job.model, job.layout).clone()}
+    engine = Ray(job, message, 12, RaySettings(workers=1, isa="avx2"), patience=IMPATIENT)
+    try:
+        (actor,) = engine._actors
+        assert actor.facts is not None and actor.facts["processor"].endswith("AVX2, pinned")
+    finally:
+        engine.close()
+
+
 def test_without_a_worker_it_says_so(cluster: Any) -> None:
     """More processors than any machine has: nobody will ever come."""
     with pytest.raises(tacit.UserError, match=r"no worker of the Ray cluster was to be had for 1 seconds"):
