@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +177,30 @@ def test_the_absent_count_as_zero_and_the_divisor_stays(tmp_path: Path) -> None:
     assert all("skipped" not in record for record in result.metrics)
     small.transport.changed = lambda who, reply: None
     small.resume(tmp_path / "run", rounds=3)
+
+
+def test_an_answer_after_the_deadline_is_never_read_and_stays_paid(
+    without: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = federation(tmp_path)
+    slow, held, real, leaps = small.whos[2], list[bytes](), small.transport.receive, [0.0]
+
+    def receive(tickets: Sequence[str]) -> dict[str, Any]:
+        waiting = small.transport.waiting
+        for ticket in tickets:
+            if ticket in waiting and waiting[ticket][0] == slow:  # it has answered; the answer is on its way
+                held.extend(reply[0] for reply in [real([ticket])[ticket]] if reply)
+                leaps[0] += 601.0
+        return real([ticket for ticket in tickets if ticket in waiting])
+
+    monkeypatch.setattr(small.transport, "receive", receive)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + leaps[0], sleep=lambda seconds: None)
+    monkeypatch.setattr("tacit.deploy.server.time", clock)
+    late = small.run(settings("scaffold", small.folder, rounds=2, cohort=4), tmp_path / "late")
+    assert len(held) == 2 and same(without, vectors(late.path))
+    assert [record["absent"] for record in late.metrics] == [1, 1]
+    assert {line["text"] for line in small.log()} == {"no answer by the deadline"}
+    assert [line["what"] for line in small.log(2)] == ["unprotected", "answered"] * 2, "it knows what left it"
 
 
 def test_a_run_waits_for_clients_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
