@@ -332,8 +332,9 @@ def test_nothing_is_read_of_what_a_stranger_sends_nor_more_of_a_members_than_a_p
     stranger, member = AtTheGate(known=False), AtTheGate()
     for path in FLEET:
         assert stranger.ask("POST", path, content_length="5") == 401
-        for length in (str(LONGEST_REQUEST + 1), "", "-1", "1e3", "٣"):
+        for length in (str(LONGEST_REQUEST + 1), "9" * 5000, "", "-1", "1e3", "٣"):
             assert member.ask("POST", path, content_length=length) == 413
         assert member.ask("POST", path, transfer_encoding="chunked") == 413
+        assert member.ask("POST", path, transfer_encoding="chunked", content_length="5") == 413
     assert not stranger.passed and not member.passed
     assert member.ask("POST", "/v1/fleet/push-object", content_length=str(LONGEST_REQUEST)) is None
