@@ -50,8 +50,9 @@ test: $(VENV)/.installed-dev $(VENV)/.bench-resolves lint  ## lint, types and al
 test-fast: $(VENV)/.installed-dev  ## the quick tests of the core, in under two minutes
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(FAST)
 
-test-long: $(VENV)/.installed-dev  ## the longest tests: real clients and their server, killed in mid-round
+test-long: $(VENV)/.installed-dev  ## the longest tests: clients, server and twenty Ray workers, killed in mid-round
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m long tests
+	@$(ONE_THREAD) TACIT_RAY_KILLS=20 $(BIN)/python -m pytest -k random_moments tests/engine/test_ray.py
 
 lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 	@$(BIN)/ruff check src tests bench docs/making

@@ -4,7 +4,7 @@
 processor time), then plays rounds through the Ray engine's scheduling: shards in order to whoever is free
 first, no more than `AHEAD` for each worker beyond the one that is added next, sums through the one network
 card of the machine that adds them. Clients' sizes and machines' speeds are drawn from log-normal
-distributions. `docs/cluster.md` has its table.
+distributions. `docs/scale.md` has its table.
 """
 
 from __future__ import annotations

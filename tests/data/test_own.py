@@ -471,6 +471,8 @@ def test_the_classes_that_there_may_be_are_those_that_are_named(y: list[Any], cl
         assert list(data.test.labels) == [3]
     with pytest.raises(tacit.UserError, match="is not among the classes"):
         tacit.dataset((x, y), classes=classes[:2])
+    with pytest.raises(tacit.UserError, match="one is named twice"):
+        tacit.dataset((x, y), classes=[*classes, classes[0]])
 
 
 def test_numbers_of_word_classes_are_below_the_number_of_classes() -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from deploy_small import Small, federation, same, settings, vectors
 
-from tacit.deploy.client import Reply
+from tacit.deploy.client import STRETCH, Reply, narrowed, widened
 from tacit.deploy.flower import FLEET, LONGEST_REQUEST, Gate
 from tacit.deploy.messages import Answer, BadMessage, Refusal, body_hash, pack, read, written
 from tacit.deploy.roster import Member, Roster, read_card
@@ -21,6 +23,8 @@ from tacit.errors import UserError
 from tacit.privacy import Clip, Grid
 from tacit.privacy.bounding import Bounding
 
+BITS = 20
+"""Of the grid of a small model."""
 CLIENT: dict[str, Any] = {
     "privacy": {"unit": "client", "noise": 0.8, "clip": 0.5, "delta": 1e-3, "entropy": "seed"}, "cohort": 4,
 }  # fmt: skip
@@ -42,9 +46,20 @@ def with_body(small: Small, who: str, reply: Reply, values: dict[str, torch.Tens
 def filled(small: Small, who: str, reply: Reply, value: float) -> Reply:
     key = small.clients[small.whos.index(who)]._key
     answer = read(reply[0], key.public_key(), Answer)
-    types = {"f4": torch.float32, "i4": torch.int32, "i8": torch.int64}
-    made = {name: torch.full((length,), value).to(types[dtype]) for name, dtype, length in answer.vectors}
+    made = {name: torch.full((length,), value) for name, _, length in answer.vectors}
     return with_body(small, who, reply, made)
+
+
+def whole(small: Small, who: str, reply: Reply, value: int) -> Reply:
+    """The same of whole numbers, as a client sends them under a bound."""
+    key = small.clients[small.whos.index(who)]._key
+    (name, _, length) = read(reply[0], key.public_key(), Answer).vectors[0]
+    count = 8 * length // (BITS + 2)
+    return with_body(small, who, reply, narrowed({name: torch.full((count,), value)}, bounding(count)))
+
+
+def bounding(dimension: int) -> Bounding:
+    return Bounding(Clip(1.0).bind({"delta": dimension}), Grid(BITS, 2.0**-BITS))
 
 
 def from_another(small: Small, who: str, reply: Reply) -> Reply:
@@ -113,14 +128,14 @@ def test_answers_of_an_earlier_round_and_of_another_client_are_refused(tmp_path:
     assert lines[0] == (0, f"owner-{small.whos.index(list(first)[1])}") and len(lines) == 5
 
 
-@pytest.mark.parametrize("value", [1 << 24, -(1 << 31)])
+@pytest.mark.parametrize("value", [1 << BITS, (1 << BITS + 1) - 1, -(1 << BITS + 1)])
 def test_an_upload_beyond_the_clip_is_not_added(value: int, tmp_path: Path) -> None:
     """Where the server makes the noise, its sensitivity must not depend on the client's own bounding."""
     away = federation(tmp_path / "a")
     away.transport.away.add(away.whos[2])
     without = away.run(settings(deployed=away.folder, rounds=1, **CLIENT), tmp_path / "away")
     small = federation(tmp_path / "b")
-    small.transport.changed = lambda who, r: filled(small, who, r, value) if who == small.whos[2] else r
+    small.transport.changed = lambda who, r: whole(small, who, r, value) if who == small.whos[2] else r
     attacked = small.run(settings(deployed=small.folder, rounds=1, **CLIENT), tmp_path / "attacked")
     assert same(vectors(without.path), vectors(attacked.path))
     assert "clipping norm" in small.log()[0]["text"]
@@ -137,6 +152,22 @@ def test_whole_numbers_are_bounded_exactly() -> None:
         checked_norm({"delta": edge}, bounding)
 
 
+@pytest.mark.parametrize("count", [1, 7, 8, STRETCH - 1, STRETCH, STRETCH + 3])
+def test_whole_numbers_take_the_bits_that_their_bound_needs_whatever_they_are(count: int) -> None:
+    bound, most = bounding(count), 1 << BITS
+    rng = torch.Generator().manual_seed(count)
+    for values in (torch.zeros(count), torch.randint(-most, most + 1, (count,), generator=rng)):
+        values = values.long()
+        values[0], values[-1] = -most, most
+        sent = narrowed({"delta": values}, bound)
+        assert sent["delta"].dtype == torch.uint8 and len(sent["delta"]) == -(-count * (BITS + 2) // 8)
+        assert torch.equal(widened(sent, bound, {"delta": count})["delta"], values)
+    if count * (BITS + 2) % 8:
+        sent["delta"][-1] |= 128
+        with pytest.raises(BadMessage, match="bits after the last number"):
+            widened(sent, bound, {"delta": count})
+
+
 def test_the_absent_count_as_zero_and_the_divisor_stays(tmp_path: Path) -> None:
     """At client level a round without anybody is noise over the same constant, and nobody is named."""
     small = federation(tmp_path)
@@ -146,6 +177,30 @@ def test_the_absent_count_as_zero_and_the_divisor_stays(tmp_path: Path) -> None:
     assert all("skipped" not in record for record in result.metrics)
     small.transport.changed = lambda who, reply: None
     small.resume(tmp_path / "run", rounds=3)
+
+
+def test_an_answer_after_the_deadline_is_never_read_and_stays_paid(
+    without: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = federation(tmp_path)
+    slow, held, real, leaps = small.whos[2], list[bytes](), small.transport.receive, [0.0]
+
+    def receive(tickets: Sequence[str]) -> dict[str, Any]:
+        waiting = small.transport.waiting
+        for ticket in tickets:
+            if ticket in waiting and waiting[ticket][0] == slow:  # it has answered; the answer is on its way
+                held.extend(reply[0] for reply in [real([ticket])[ticket]] if reply)
+                leaps[0] += 601.0
+        return real([ticket for ticket in tickets if ticket in waiting])
+
+    monkeypatch.setattr(small.transport, "receive", receive)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + leaps[0], sleep=lambda seconds: None)
+    monkeypatch.setattr("tacit.deploy.server.time", clock)
+    late = small.run(settings("scaffold", small.folder, rounds=2, cohort=4), tmp_path / "late")
+    assert len(held) == 2 and same(without, vectors(late.path))
+    assert [record["absent"] for record in late.metrics] == [1, 1]
+    assert {line["text"] for line in small.log()} == {"no answer by the deadline"}
+    assert [line["what"] for line in small.log(2)] == ["unprotected", "answered"] * 2, "it knows what left it"
 
 
 def test_a_run_waits_for_clients_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,8 +332,9 @@ def test_nothing_is_read_of_what_a_stranger_sends_nor_more_of_a_members_than_a_p
     stranger, member = AtTheGate(known=False), AtTheGate()
     for path in FLEET:
         assert stranger.ask("POST", path, content_length="5") == 401
-        for length in (str(LONGEST_REQUEST + 1), "", "-1", "1e3", "٣"):
+        for length in (str(LONGEST_REQUEST + 1), "9" * 5000, "", "-1", "1e3", "٣"):
             assert member.ask("POST", path, content_length=length) == 413
         assert member.ask("POST", path, transfer_encoding="chunked") == 413
+        assert member.ask("POST", path, transfer_encoding="chunked", content_length="5") == 413
     assert not stranger.passed and not member.passed
     assert member.ask("POST", "/v1/fleet/push-object", content_length=str(LONGEST_REQUEST)) is None

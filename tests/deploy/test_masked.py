@@ -291,6 +291,29 @@ def test_states_are_named_by_what_nobody_else_can_compute(tmp_path: Path) -> Non
     assert plain and told and None not in told and not told & plain
 
 
+def test_an_update_that_is_not_finite_shows_in_no_answer(tmp_path: Path) -> None:
+    """A server that sends a model on which some records overflow would learn of them otherwise."""
+    told = {}
+    for lr in (0.1, 1e38):
+        place = tmp_path / str(lr)
+        small = federation(place, OWNER)
+        local = {"steps": 2, "batch": 5, "lr": lr}
+        asked = {**SECURE, "method": "scaffold", "rounds": 2, "local": local}
+        result = small.run(settings(deployed=small.folder, **asked), place / "run")
+        assert [record.get("absent", 0) for record in result.metrics] == [0, 0] and not small.log()
+        told[lr] = [
+            replace(
+                head, nonce="", order="", run="", body="", state_digest=head.state_digest and "", vectors=()
+            )
+            for who, (data, _) in small.transport.replies
+            if isinstance(
+                head := read_any(data, small.clients[small.whos.index(who)]._key.public_key()), Answer
+            )
+        ]
+    assert len(told[0.1]) == 8 and told[0.1] == told[1e38]
+    assert all(head.state and head.state_digest is not None for head in told[1e38])
+
+
 def digest_of(file: Path) -> str:
     """As the engine that trained it names a state."""
     return DirectoryStates(file.parents[2]).digest(int(file.parent.name), file.stem)

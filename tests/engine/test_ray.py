@@ -321,6 +321,58 @@ class TestOneEngine:
         assert len(opened.pids()) == 2
 
 
+def test_short_clients_are_played_in_bundles_with_the_same_bits(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a worker is lost with what it had."""
+    job = build_job(settings(), tmp_path, None, blobs(48), FedAvg())
+    message = {"theta": read_values(job.model, job.layout).clone()}
+    plain = InProcess(job)
+    expected = plain.sum(Order(0, 0.1, 2), message, PARTICIPANTS)[0]["delta"].clone()
+    plain.close()
+    sizes: list[list[int]] = []
+    real = Ray._bundles
+
+    def spied(self: Ray, parts: Any) -> Any:
+        made = real(self, parts)
+        sizes.append([len(bundle) for bundle in made])
+        return made
+
+    monkeypatch.setattr(Ray, "_bundles", spied)
+    monkeypatch.setattr(engine_ray, "SHORT", 60.0)  # however busy the machine is
+    replayed: list[Participant] = []
+    engine = Ray(job, message, 12, TWO, replayed.extend, IMPATIENT)
+    try:
+        opened = Opened(engine, message, expected, replayed)
+        for _ in range(2):
+            opened.sum()
+        assert sizes == [[1] * 12, [3] * 4], "nothing is known of clients before the first round"
+        victim = opened.pids()[0]
+        os.kill(victim, signal.SIGKILL)
+        opened.sum()
+        assert engine.facts()["shards_replayed"] == len(replayed) > 0, "a shard is one client here"
+        assert sorted({p.client for p in replayed}) == sorted(p.client for p in replayed)
+    finally:
+        engine.close()
+
+
+def test_bundles_are_short_small_and_leave_everyone_two() -> None:
+    def bundles(client: float, shards: int, workers: int, size: int) -> list[int]:
+        judge = Ray.__new__(Ray)
+        judge._client, judge._total = client, {"delta": torch.empty(size)}
+        judge._actors = [_Actor(None, None, number) for number in range(workers)]
+        made = judge._bundles([[Participant(number)] for number in range(shards)])
+        assert [p.client for bundle in made for shard in bundle for p in shard] == list(range(shards))
+        return [len(bundle) for bundle in made]
+
+    assert bundles(0.001, 16, 2, 1000) == [4] * 4
+    assert bundles(0.001, 100, 1, 1000) == [39, 39, 22]
+    assert bundles(0.001, 16, 8, 1000) == [1] * 16
+    assert bundles(0.5, 16, 2, 1000) == bundles(np.inf, 16, 2, 1000) == [1] * 16
+    assert bundles(0.001, 16, 2, 3 << 20) == [1] * 16
+    assert bundles(0.001, 0, 2, 1000) == []
+
+
 def test_a_shard_lost_three_times_ends_the_run_in_one_line_and_it_resumes_elsewhere(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -361,6 +413,17 @@ def test_every_way_in_which_ray_loses_work_is_one_that_is_caught() -> None:
     names += "WorkerCrashedError OutOfMemoryError OwnerDiedError ObjectFetchTimedOutError GetTimeoutError"
     for name in names.split():
         assert issubclass(getattr(ray.exceptions, name), ray.exceptions.RayError), name
+
+
+def test_workers_are_held_to_instructions_that_all_have(cluster: Any, tmp_path: Path) -> None:
+    job = build_job(settings(), tmp_path, None, blobs(48), FedAvg())
+    message = {"theta": read_values(job.model, job.layout).clone()}
+    engine = Ray(job, message, 12, RaySettings(workers=1, isa="avx2"), patience=IMPATIENT)
+    try:
+        (actor,) = engine._actors
+        assert actor.facts is not None and actor.facts["processor"].endswith("AVX2, pinned")
+    finally:
+        engine.close()
 
 
 def test_without_a_worker_it_says_so(cluster: Any) -> None:

@@ -19,7 +19,7 @@ N, T = 8, 6
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("gone", [0, 1, N - T, N - T + 1, N])
+@pytest.mark.parametrize("gone", [0, 1, N - T, N - T + 1, T - 1, N])
 def test_dropouts_at_each_stage(stage: str, gone: int) -> None:
     terms = terms_for(N, threshold=T, bits=24)
     vectors = uploads(terms)

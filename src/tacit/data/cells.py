@@ -77,13 +77,12 @@ def _coded(found: Sequence[Any], classes: tuple[str, ...]) -> Coding:
     if not classes:
         names = tuple(str(v) for v in found)
         return Coding(len(names), names, {v: number for number, v in enumerate(found)})
-    if len(set(classes)) < len(classes):
-        raise UserError("classes: one of them is there twice; name each once")
     beyond = [v for v in found if str(v) not in classes]
-    if beyond:
-        raise UserError(f"label: {beyond[0]!r} is not among the classes, {', '.join(classes)}")
+    if beyond or len(set(classes)) < len(classes):
+        what = f"label: {beyond[0]!r} is not among the classes" if beyond else "classes: one is named twice"
+        raise UserError(f"{what}: {', '.join(classes)}")
     numbers: dict[Any, int] = {name: number for number, name in enumerate(classes)}
-    numbers |= {int(name): number for name, number in numbers.items() if name.isdecimal()}
+    numbers |= {int(name): n for n, name in enumerate(classes) if name.isdecimal() and str(int(name)) == name}
     return Coding(len(classes), classes, numbers)
 
 

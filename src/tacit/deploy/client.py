@@ -18,12 +18,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tacit.data.identity import Identity
 from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint, keyed_hash
@@ -52,12 +53,15 @@ from tacit.errors import UserError
 from tacit.privacy import AdaptiveClip, Bounding, ClientLevel, SecureSum
 from tacit.secure import Refused
 from tacit.secure.graph import COMPLETE
+from tacit.secure.masks import centred, lanes, packed, packed_size, unpacked
 from tacit.vector import Layout, Vectors, frozen_hash, read_buffers, read_values
 
 AHEAD = 300.0
 """Seconds by which the server's clock may be ahead of the client's."""
 LONGEST = 7 * 86400.0
 """Seconds for which an order may hold: for so long it must be remembered."""
+STRETCH = 1 << 20
+"""Numbers that are packed at a time: a multiple of 8, so that stretches end with whole bytes."""
 RUNS, LEDGERS, NONCES, LOG = "runs", "ledgers", "nonces.json", "log.jsonl"
 
 
@@ -341,18 +345,55 @@ def expected_message(job: Job) -> tuple[Vector, ...]:
 
 
 def expected_upload(job: Job, bounding: Bounding | None) -> tuple[Vector, ...]:
-    """What a client's answer consists of."""
-    dtype = "f4"
-    if bounding is not None and bounding.grid is not None:
-        dtype = "i4" if bounding.grid.bits < 31 else "i8"
-    return tuple((name, dtype, size) for name, size in sorted(job.upload_sizes.items()))
+    """What a client's answer consists of: float32, or under a bound in whole numbers as many bits of each as
+    that needs. They are the same for every upload, whose length the network sees.
+    """
+    bits = upload_bits(bounding)
+    if bits is None:
+        return tuple((name, "f4", size) for name, size in sorted(job.upload_sizes.items()))
+    return tuple((name, "u1", packed_size(size, bits)) for name, size in sorted(job.upload_sizes.items()))
+
+
+def upload_bits(bounding: Bounding | None) -> int | None:
+    """Bits of a number between −2ᵇ and 2ᵇ; None if uploads are not of whole numbers."""
+    return None if bounding is None or bounding.grid is None else bounding.grid.bits + 2
 
 
 def narrowed(upload: Vectors, bounding: Bounding | None) -> Vectors:
-    """Whole numbers in as many bytes as their bound needs."""
-    if bounding is None or bounding.grid is None or bounding.grid.bits >= 31:
+    """An upload as it is sent: see `expected_upload`."""
+    bits = upload_bits(bounding)
+    if bits is None:
         return upload
-    return {name: vector.to(torch.int32) for name, vector in upload.items()}
+    return {name: _narrow(vector, bits) for name, vector in upload.items()}
+
+
+def widened(sent: Vectors, bounding: Bounding | None, sizes: Mapping[str, int]) -> Vectors:
+    """The upload that `narrowed` was given; `BadMessage` if there is none."""
+    bits = upload_bits(bounding)
+    if bits is None:
+        return sent
+    try:
+        return {name: _wide(vector, sizes[name], bits) for name, vector in sent.items()}
+    except Refused as error:
+        raise BadMessage(str(error)) from None
+
+
+def _narrow(vector: Tensor, bits: int) -> Tensor:
+    sent = torch.empty(packed_size(len(vector), bits), dtype=torch.uint8)
+    for number, part in enumerate(torch.split(vector, STRETCH)):
+        content = bytearray(packed(lanes(part.numpy(), bits), bits))
+        at = number * STRETCH * bits // 8
+        sent[at : at + len(content)] = torch.frombuffer(content, dtype=torch.uint8)
+    return sent
+
+
+def _wide(sent: Tensor, length: int, bits: int) -> Tensor:
+    vector = torch.empty(length, dtype=torch.int64)
+    for part, content in zip(
+        torch.split(vector, STRETCH), torch.split(sent, STRETCH * bits // 8), strict=True
+    ):
+        part.copy_(torch.from_numpy(centred(unpacked(content.numpy().tobytes(), len(part), bits), bits)))
+    return vector
 
 
 def _bounding(order: TrainOrder, job: Job) -> Bounding | None:

@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 import torch
 import yaml
 
-from tacit.deploy.client import expected_upload, layout_hash
+from tacit.deploy.client import expected_upload, layout_hash, widened
 from tacit.deploy.keys import PrivateKey
 from tacit.deploy.messages import (
     Answer,
@@ -263,9 +263,10 @@ class Deployed:
         head, member = self._opened(leg, visit.client, parcel, Answer), self._member(visit.client)
         assert parcel is not None
         try:
-            upload = unpack(parcel[1], head, expected_upload(self.job, order.bounding))
+            bounding, sizes = order.bounding, self.job.upload_sizes
+            upload = widened(unpack(parcel[1], head, expected_upload(self.job, bounding)), bounding, sizes)
             weight = self._weight(order, head, member)
-            norm = checked_norm(upload, order.bounding)
+            norm = checked_norm(upload, bounding)
             self._refuse_other_state(order, visit, head)
         except BadMessage as error:
             raise Nothing("invalid", str(error)) from error

@@ -3,7 +3,8 @@
 Each worker is a Ray actor with one resident model (`tacit.engine.ray_worker`). The job is pickled once; its
 large buffers, and each round's message, are put into Ray's object store once and reach every machine once.
 Shards go out in order, two to a worker, and are added in order, so the sum is the in-process engine's bit for
-bit, wherever the processors are the same.
+bit, wherever the processors are the same. Small ones, of clients that take milliseconds, go out several in a
+bundle, because Ray takes milliseconds for each task; their sums come back side by side.
 
 Machines may leave and join
 ---------------------------
@@ -61,6 +62,8 @@ QUEUE = 2
 """Tasks a worker holds at once, so that it never waits for its next one."""
 AHEAD = 4
 """Shards for each worker that may be out or wait to be added, counted from the one that is next."""
+BUNDLE, SHORT = 1 << 23, 0.04
+"""Bytes of the sums, and seconds of the work, of a bundle of shards, at most: what a lost worker costs."""
 LARGE, GROUP = 1 << 20, 1 << 26
 """Bytes: smaller buffers are each worker's own; larger ones are shared by machine, in groups of this size."""
 SEEN = ".seen-"
@@ -128,9 +131,13 @@ class _Task:
     turn: int
     index: int
     kind: str
-    participants: list[Participant]
+    shards: list[list[Participant]]
     rest: tuple[Any, ...] = ()
     losses: int = 0
+
+    @property
+    def participants(self) -> list[Participant]:
+        return [participant for shard in self.shards for participant in shard]
 
 
 @dataclass
@@ -142,6 +149,8 @@ class _Actor:
     node: str = "a machine that did not answer"
     facts: Mapping[str, Any] | None = None
     carried: bool = False
+    run: Any = None
+    """How it is given a task."""
     tasks: deque[tuple[_Task, Any, Any]] = field(default_factory=deque)
     """Sent and not yet answered, with the references to answer and sum; the first is being done."""
     since: float = 0.0
@@ -178,6 +187,7 @@ class Ray:
         self._token: Path | None = None
         self._data: list[Any] | None = None
         self._seconds = (0.0, 0.0)
+        self._client = np.inf
         self._met = self._looked = self._woke = time.monotonic()
         self._wanted = 1
         self.notes: list[str] = []
@@ -257,7 +267,8 @@ class Ray:
         """Bytes of the object store of a cluster started for this run: all that lies there at once."""
         sums = sum(total.numel() * total.element_size() for total in self._total.values())
         job = len(self._body) + sum(buffer.nbytes for buffer in self._large)
-        return 2 * job + 4 * self._message_size + 2 * (AHEAD * self._workers_here() + 2) * sums + (128 << 20)
+        held = AHEAD * self._workers_here() + 2
+        return 2 * job + 4 * self._message_size + held * (2 * sums + BUNDLE) + (128 << 20)
 
     # --- the engine's contract ------------------------------------------------------------------------------
 
@@ -270,14 +281,29 @@ class Ray:
             totals[name] = total.zero_().numpy()
         reports: list[Report] = []
         parts = shards(participants, self._job.population.sizes)
-        tasks = [_Task(self._turn + 1, i, "sum", part, (order,)) for i, part in enumerate(parts)]
+        tasks = [
+            _Task(self._turn + 1, i, "sum", part, (order,)) for i, part in enumerate(self._bundles(parts))
+        ]
         for answer, sums in self._in_order(message, tasks):
             for name, out in totals.items():
-                np.add(out, sums[name], out=out)
+                for shard in sums[name]:
+                    np.add(out, shard, out=out)
             reports += answer
             progress(len(reports))
         self._seconds = time.monotonic() - begin, sum(report.seconds for report in reports)
+        self._client = self._seconds[1] / len(reports) if reports else np.inf
         return self._total, reports
+
+    def _bundles(self, parts: list[list[Participant]]) -> list[list[list[Participant]]]:
+        """Neighbouring shards together, as many as are short, by the round before, and leave everyone two."""
+        if not parts:
+            return []
+        size = sum(total.numel() * total.element_size() for total in self._total.values())
+        live = max(1, sum(actor.pending is None for actor in self._actors))
+        short = SHORT / (self._client * len(parts[0]) + 1e-9)
+        most = min(short, BUNDLE / max(size, 1), len(parts) / (2 * live))
+        count = max(1, int(most))
+        return [parts[start : start + count] for start in range(0, len(parts), count)]
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
         tasks = [_Task(self._turn + 1, i, "evaluate", [], (i,)) for i in range(self._job.chunks)]
@@ -287,7 +313,7 @@ class Ray:
         self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         tasks = [
-            _Task(self._turn + 1, i, "client", [participant], (tune,))
+            _Task(self._turn + 1, i, "client", [[participant]], (tune,))
             for i, participant in enumerate(participants)
         ]
         parts = [answer for answer, _ in self._in_order(message, tasks)]
@@ -359,11 +385,8 @@ class Ray:
         if not actor.tasks:
             actor.since = time.monotonic()
         states = self._states_of(task.participants) if actor.carried else {}
-        participants = [task.participants] if task.kind == "sum" else task.participants
-        rest = (*task.rest, *participants) if task.kind == "sum" else (*participants, *task.rest)
-        answer, sums = actor.handle.run.options(num_returns=2).remote(
-            task.turn, sent, task.kind, states, *rest
-        )
+        rest = (*task.rest, task.shards) if task.kind == "sum" else (*task.participants, *task.rest)
+        answer, sums = actor.run.remote(task.turn, sent, task.kind, states, *rest)
         actor.tasks.append((task, answer, sums))
 
     def _states_of(self, participants: Sequence[Participant]) -> Carried:
@@ -499,7 +522,7 @@ class Ray:
             self._fail_to_start(actor, why)
             return
         self._raise(kind, why)
-        actor.pending = None
+        actor.pending, actor.run = None, actor.handle.run.options(num_returns=2)
         self._failures, actor.since = 0, time.monotonic()
 
     def _accepts(self, actor: _Actor) -> bool:
@@ -608,10 +631,11 @@ class Ray:
             self._before_replay(again)
         for task in tasks:
             if task.kind == "sum":
-                task.participants = [
-                    participant._replace(replay=participant.replay + 1) for participant in task.participants
+                task.shards = [
+                    [participant._replace(replay=participant.replay + 1) for participant in shard]
+                    for shard in task.shards
                 ]
-                self._replayed += 1
+                self._replayed += len(task.shards)
             heapq.heappush(self._waiting, task.index)
         self._top_up()
 

@@ -93,6 +93,7 @@ class RayWorker:
         self._memory: Vectors = {}
         self._shown: Shown | None = None
         self._sums: Vectors = {}
+        """A row for each shard of a task."""
 
     def ready(self, token: str | None) -> dict[str, Any]:
         """Facts of this process and its machine; nothing of the run has reached it yet.
@@ -131,7 +132,7 @@ class RayWorker:
                 self._states = CarriedStates()
                 job = replace(job, states=self._states)
             self._worker = Worker(job, device.one())
-            self._sums = job.empty_sums()
+            self._sums = {name: total[None] for name, total in job.empty_sums().items()}
         except BaseException as error:
             return _failed(error)
         return "answer", None
@@ -162,12 +163,19 @@ class RayWorker:
             self._shown, self._turn = None, turn
         if kind == "sum":
             order: Order = task[0]
-            participants: Sequence[Participant] = task[1]
+            shards: Sequence[Sequence[Participant]] = task[1]
             if self._shown is None:
                 self._shown = Shown.copy_of(self._message, self._memory)
                 self._memory = self._shown.memory
-            reports = worker.sum(order, self._shown, participants, self._sums)
-            return reports, {name: vector.numpy() for name, vector in self._sums.items()}
+            if len(shards) > len(next(iter(self._sums.values()))):
+                self._sums = {
+                    name: rows.new_empty(len(shards), rows.shape[1]) for name, rows in self._sums.items()
+                }
+            reports = []
+            for row, shard in enumerate(shards):
+                into = {name: rows[row] for name, rows in self._sums.items()}
+                reports += worker.sum(order, self._shown, shard, into)
+            return reports, {name: rows[: len(shards)].numpy() for name, rows in self._sums.items()}
         if kind == "evaluate":
             worker.load(self._message)
             return worker.evaluate_chunk(task[0]), {}

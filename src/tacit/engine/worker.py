@@ -38,7 +38,7 @@ from tacit.engine.work import LocalWork, mean_loss
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
-from tacit.privacy import ExampleLevel, Mechanism, Workload
+from tacit.privacy import ExampleLevel, Mechanism, SecureSum, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat, Layout, Vectors, read_buffers
 
@@ -237,9 +237,12 @@ class Worker:
             clipped = job.layout.layer_norms(order.bounding.bound.apply(upload)[0]["delta"]).tolist()
         norm, weight = self._add(order, client, upload, into, work.examples)
         finite = math.isfinite(norm)
-        kept = version(order.round, order.attempt, participant.replay) if finite and state else None
-        if kept is not None:
-            job.states.save(client, kept, self.compute.host(state))
+        kept = None
+        # Under masks nobody may see that a client added nothing: it writes again what it had.
+        if state and (finite or isinstance(job.privacy, SecureSum)):
+            kept = version(order.round, order.attempt, participant.replay)
+            keep = self.compute.host(state) if finite else job.states.load(client, participant.state)
+            job.states.save(client, kept, keep)
         return Report(
             client=client,
             weight=weight,

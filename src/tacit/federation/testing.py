@@ -79,12 +79,9 @@ def tested(job: Job, round: int, unit: Unit | None) -> Tested:
 
 
 def _withheld(job: Job, unit: Unit) -> str | None:
-    outside = "exact numbers on each of them are outside the guarantee"
-    if job.validating:
-        return f"the validation records are the clients' own, and {outside}"
     clients, judging = job.population.records.users, job.test.users
     if unit == "client" and clients is not None and judging is not None and np.isin(judging, clients).any():
-        return f"users of the test set are clients too, and {outside}"
+        return "users of the test set are clients too, and exact numbers on each are outside the guarantee"
     return None
 
 

@@ -44,6 +44,22 @@ class Notes:
         return found
 
 
+def workers(record: Record) -> str:
+    """What a cluster's engine tells of its machines; nothing for other engines.
+
+    >>> workers({"workers": 4, "workers_busy": 0.912, "workers_lost": 1, "shards_replayed": 2})
+    '4 workers, 91 % busy, 1 lost, 2 shards repeated'
+    >>> workers({"workers": 4, "workers_busy": 1.0, "workers_lost": 0, "shards_replayed": 0}), workers({})
+    ('4 workers, 100 % busy', '')
+    """
+    if "workers" not in record:
+        return ""
+    told = [f"{record['workers']} workers", f"{100 * record['workers_busy']:.0f} % busy"]
+    told += [f"{record['workers_lost']} lost"] if record["workers_lost"] else []
+    told += [f"{record['shards_replayed']} shards repeated"] if record["shards_replayed"] else []
+    return ", ".join(told)
+
+
 class PythonWarnings(Tracker):
     """The notes of a run as Python's warnings, where nobody watches a progress bar."""
 
@@ -127,11 +143,13 @@ class LiveProgress:
             self._console.print(f"[yellow]{note}[/yellow]")
         shown = [text(record[name]) for name, text in SHOWN if name in record]
         self._status = "  ".join(shown) or self._status
-        if self._run is not None:
+        if self._run is not None and self._round is not None:
             self._bar.update(self._run, completed=record["round"], status=self._status)
+            self._bar.update(self._round, status=workers(record))
         elif record["round"] == self._rounds or time.monotonic() - self._said > self.PLAIN_EVERY:
             self._said = time.monotonic()
-            self._console.print(f"round {record['round']}/{self._rounds}  {self._status}")
+            parts = (f"round {record['round']}/{self._rounds}", self._status, workers(record))
+            self._console.print("  ".join(filter(None, parts)))
 
     def close(self) -> None:
         self._preparing.stop()
