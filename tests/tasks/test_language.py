@@ -114,7 +114,7 @@ def chats(judges: list[str]) -> Dataset:
     return Dataset("lines", train, test, 0, (32,), task="language", tokenizer=Bytes())
 
 
-def chat_config(unit: str | None, entropy: str = "os", **more: Any) -> Config:
+def chat_config(unit: str | None, entropy: str = "os") -> Config:
     privacy = {"unit": unit, "noise": 1.0, "clip": 1.0, "delta": 1e-3, "entropy": entropy}
     values = {
         "rounds": 1,
@@ -123,7 +123,7 @@ def chat_config(unit: str | None, entropy: str = "os", **more: Any) -> Config:
         "cohort": 3, "local": {"steps": 1, "batch": 4, "lr": 0.1}, "engine": {"workers": 0},
         "privacy": privacy if unit else None,
     }  # fmt: skip
-    return load(values, more)
+    return load(values)
 
 
 def test_perplexity_by_user_is_that_of_the_user_s_own_tokens(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ Nothing of the real model is ever allocated. Two small measurements and sizes ma
   kind of job, while every tensor that comes and goes is counted. That gives how many vectors of the model's
   length a worker holds when it computes a gradient, and at most. They grow with the model in proportion.
 - *activations*: one step of the real network on the shapes of a real batch, on torch's `meta` device (for
-  bf16: with its fake tensors), where tensors have shapes and no memory; again everything that comes and goes is
-  counted, backwards pass included.
+  bf16: with its fake tensors), where tensors have shapes and no memory; again everything that comes and
+  goes is counted, backwards pass included.
 
 >>> with Live() as live:
 ...     x = torch.zeros(1000)
