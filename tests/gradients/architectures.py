@@ -1,4 +1,4 @@
-"""Twenty-eight architectures of transformers, all our models and all tasks: tiny, with uneven records."""
+"""Thirty-six architectures of transformers, all our models and all tasks: tiny, with uneven records."""
 
 from __future__ import annotations
 
@@ -108,6 +108,23 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Batch, Losses]] = {
     "qwen2": (made("Qwen2Config", "Qwen2ForCausalLM"), tokens(4), next_token),
     "mixtral": (made("MixtralConfig", "MixtralForCausalLM", num_local_experts=3), tokens(4), next_token),
     "mamba": (made("MambaConfig", "MambaForCausalLM", state_size=4, expand=2), tokens(4), next_token),
+    "mamba2": (made("Mamba2Config", "Mamba2ForCausalLM", state_size=4, expand=2, num_heads=4, head_dim=8, n_groups=1,  # noqa: E501
+        chunk_size=4), tokens(4), next_token),
+    "rwkv": (made("RwkvConfig", "RwkvForCausalLM", attention_hidden_size=16, context_length=32), tokens(4), next_token),  # noqa: E501
+    "gemma2": (made("Gemma2Config", "Gemma2ForCausalLM", head_dim=8, sliding_window=4),
+        tokens(4), next_token),
+    "qwen3-moe": (made("Qwen3MoeConfig", "Qwen3MoeForCausalLM", num_experts=4, num_experts_per_tok=2,
+        head_dim=8, moe_intermediate_size=12), tokens(4), next_token),
+    "bart": (made("BartConfig", "BartModel", d_model=16, encoder_layers=2, decoder_layers=2, dropout=0.0,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24),
+        tokens(4), pooled),
+    "canine": (made("CanineConfig", "CanineForSequenceClassification", num_hash_buckets=64,
+        downsampling_rate=2, local_transformer_stride=4, upsampling_kernel_size=2), tokens(4), text),
+    "ibert": (made("IBertConfig", "IBertForSequenceClassification"), tokens(4), text),
+    "segformer": (made("SegformerConfig", "SegformerForImageClassification", num_encoder_blocks=2,
+        depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], patch_sizes=[3, 3], strides=[2, 2],
+        num_attention_heads=[1, 2], mlp_ratios=[2, 2], drop_path_rate=0.0, classifier_dropout_prob=0.0),
+        images(4), picture),
     "vit": (made("ViTConfig", "ViTForImageClassification", image_size=16, patch_size=4), images(4), picture),
     "deit": (made("DeiTConfig", "DeiTForImageClassification", image_size=16, patch_size=4), images(4), picture),  # noqa: E501
     "swin": (made("SwinConfig", "SwinForImageClassification", image_size=16, patch_size=2, embed_dim=8,
