@@ -4,8 +4,8 @@
     python bench/fit.py --only resnet18 vit   those whose name has one of these words
     python bench/fit.py --list
 
-Each measurement is a process of its own: it first runs a tiny model, so that libraries and allocators have
-what they keep, and then the real one. A worker trains two clients; the server runs two rounds with one
+Each measurement is a process of its own: it first trains on batches of two records, so that libraries have
+what they keep, and gives back what was freed. A worker trains two clients; the server runs two rounds with one
 worker process, and is measured where what it holds differs: not again for each way to train. Pages that the
 allocator kept, by luck more or fewer, are in the peak too, so the least of `--times` measurements counts.
 Records are made up; the weights of `minilm` and `smollm2-135m` come from the package registries.
@@ -14,6 +14,8 @@ Records are made up; the weights of `minilm` and `smollm2-135m` come from the pa
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import subprocess
 import sys
@@ -111,6 +113,8 @@ def play_worker(config: Any, data: Any, folder: Path) -> int:
     job = build_job(config, folder, None, data)
     state = job.algorithm.init(torch.zeros(job.layout.shared), job.layout)
     message = job.algorithm.message(state)
+    for parameter in job.model.parameters():
+        parameter.detach().flatten()[::512].sum()  # weights that are mapped are there once they are read
     before = resident("VmRSS:")
     forget_peak()
     engine = InProcess(job, compute=config.engine.one())
@@ -124,12 +128,9 @@ def play_worker(config: Any, data: Any, folder: Path) -> int:
 
 def play_server(config: Any, data: Any, folder: Path) -> int:
     """Run two rounds, and say what they took in this process, the model among it."""
-    import gc
-
     import tacit
     from tacit.engine import PoolSettings
 
-    gc.collect()
     before = resident("VmRSS:")
     forget_peak()
     own = config.engine
@@ -152,9 +153,10 @@ def play(role: str, options: Mapping[str, Any]) -> tuple[int, int]:
     run = play_worker if role == "worker" else play_server
     data = dataset(options["model"])
     with tempfile.TemporaryDirectory() as scratch:
-        warm = {key: value for key, value in options.items() if not key.startswith("engine.")}
-        few, tiny = dataset({"name": "mlp"}), {"model": {"name": "mlp", "hidden": [8]}}
-        tacit.run(tacit.load(VALUES, warm | tiny), Path(scratch) / "warm", dataset=few, progress=False)
+        few = tacit.load(VALUES, {**options, "rounds": 1, "local.batch": 2})
+        play_worker(few, data, Path(scratch) / "warm")
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         measured = run(config, data, Path(scratch) / "real")
     found = fit(config, data)
     return measured, (found.worker if role == "worker" else found.server).peak

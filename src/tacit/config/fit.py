@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from torch import nn
 
 from tacit import randomness
 from tacit.config.build import build_job, build_model, build_settings
@@ -76,7 +75,7 @@ class Fit:
         return there and self.host_need <= self.host_bytes
 
 
-def fit(config: Config, dataset: Dataset | None = None, model: nn.Module | None = None) -> Fit:
+def fit(config: Config, dataset: Dataset | None = None) -> Fit:
     """Estimate the memory of a config's run; nothing of its model's size is allocated.
 
     Activations are those of the largest of a few batches, so a longer record than these needs more.
@@ -89,7 +88,7 @@ def fit(config: Config, dataset: Dataset | None = None, model: nn.Module | None 
     config = _without_search(config)
     dataset = dataset or build_dataset(config)
     with torch.device("meta"):
-        empty = model if model is not None else build_model(config, dataset, weights=False)
+        empty = build_model(config, dataset, weights=False)
     with TemporaryDirectory() as folder:
         job = build_job(config, Path(folder), empty, dataset)
         small = small_job(job, DirectoryStates(Path(folder) / "small"))
@@ -129,7 +128,8 @@ def _server(config: Config, job: Job, small: Job, workers: int) -> Need:
     layout = job.layout
     theta = torch.empty(layout.shared, device="meta")
     state = job.algorithm.init(theta, layout)
-    settings = replace(build_settings(config), server_device="cpu")
+    settings = build_settings(config)
+    settings = replace(settings, server=settings.server.model_copy(update={"device": "cpu"}))
     mechanism: Aggregation = small.privacy or Unprotected(FixedSize(1))
     buffers = 0
     if isinstance(mechanism, Correlated):
