@@ -2,10 +2,12 @@
 
     python docs/making/results.py 002              # run what is not finished yet, keep it, write the page
     python docs/making/results.py --collect 002    # keep what has finished meanwhile, write the page
+    python docs/making/results.py --collect --quick 002    # the same, but test no client yet
 
 A comparison NAME is docs/results/NAME.yaml (what is claimed, the table, the paper's numbers), its recipe, and
 docs/results/NAME.json: a cell for each run that came to its end. A cell that is there is never run again, on
-whatever machine it was made; to make it anew, delete it.
+whatever machine it was made; to make it anew, delete it. Runs that are under way, or whose clients are not
+tested yet, are written down beside the cells with their curves so far, anew each time.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def finished(what: Comparison, runs: Path) -> Iterator[tuple[Point, Path]]:
 
 
 def run(what: Comparison, runs: Path, jobs: int) -> None:
-    """Run whatever has no cell yet; `jobs` runs at once, each step's clients tested after it."""
+    """Run whatever has no cell yet, `jobs` runs at once; then test the clients of all of it."""
     for folder, recipe in what.pretrain.items():
         if not Path(folder).exists():
             api.run(load(ROOT / recipe), folder)
@@ -117,8 +119,8 @@ def run(what: Comparison, runs: Path, jobs: int) -> None:
     for start in range(0, len(steps), jobs):
         families = [step.families[0] for step in steps[start : start + jobs]]
         run_sweep(replace(what.sweep, families=tuple(families)), runs, jobs)
-        for _, place in finished(what, runs):
-            tested(what, place)
+    for _, place in finished(what, runs):
+        tested(what, place)
     there = {slug(one["point"]) for one in kept(what)}
     for point in what.starts:
         if slug(point) not in there:
@@ -173,11 +175,6 @@ def cell(what: Comparison, point: Point, place: Path) -> dict[str, Any]:
     """What is kept of a finished run."""
     done: Run = read_run(place)
     names = sorted({name for record in done.metrics for name in record} - {*STEADY})
-    curves = {
-        name: [[round, _short(value)] for round, value in done.series(name)]
-        for name in names
-        if "accuracy" in name or name in ("wer", "cer", "epsilon")
-    }
     tune = what.sweep.family(point).tune
     return {
         "point": point,
@@ -185,10 +182,16 @@ def cell(what: Comparison, point: Point, place: Path) -> dict[str, Any]:
         "rounds": done.rounds_done,
         "final": {name: _short(done.metrics[-1][name]) for name in names if name in done.metrics[-1]},
         "own": _own(tested(what, place)),
-        "curves": {name: _thinned(series) for name, series in curves.items()},
+        "curves": _curves(done),
         "minutes": round(sum(float(record.get("seconds", 0.0)) for record in done.metrics) / 60, 1),
         **_circumstances(f"tacit run {what.recipe}", place / "finished"),
     }
+
+
+def _curves(run: Run) -> dict[str, list[Any]]:
+    names = sorted({name for record in run.metrics for name in record})
+    shown = [name for name in names if "accuracy" in name or name in ("wer", "cer", "epsilon")]
+    return {name: _thinned([[round, _short(value)] for round, value in run.series(name)]) for name in shown}
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:
@@ -208,19 +211,54 @@ def _thinned(series: list[Any], most: int = 50) -> list[Any]:
     return series[::-1][::step][::-1]
 
 
-def collect(what: Comparison, runs: Path) -> int:
-    """Keep every run that has ended and is not kept yet; how many."""
+def under_way(what: Comparison, runs: Path, cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Runs of the comparison that are begun and no cell yet: how far they are, and their curves."""
+    there = {slug(one["point"]) for one in cells}
+    found = []
+    for point in what.sweep.points:
+        places = [runs / slug(point), *sorted(runs.glob(f"{slug(point)},*"))]
+        begun = [place for place in places if (place / "metrics.jsonl").exists()]
+        if slug(point) in there or not begun:
+            continue
+        now: Run = read_run(begun[0])
+        if now.metrics:
+            facts = {
+                "point": point,
+                "rounds": now.rounds_done,
+                "planned": now.planned,
+                "curves": _curves(now),
+            }
+            found.append({**facts, "own": {}, "final": {}})
+    return found
+
+
+def collect(what: Comparison, runs: Path, quick: bool = False) -> int:
+    """Keep every run that has ended and is not kept yet; how many. `quick`: but for those whose clients are
+    still to be tested.
+    """
     cells = kept(what)
     there = {slug(one["point"]) for one in cells}
-    new = [cell(what, point, place) for point, place in finished(what, runs) if slug(point) not in there]
+    ended = [(point, place) for point, place in finished(what, runs) if slug(point) not in there]
+    ready = [(p, place) for p, place in ended if not quick or not what.clients or (place / CLIENTS).exists()]
+    new = [cell(what, point, place) for point, place in ready]
     starts = [point for point in what.starts if slug(point) not in there]
     new += [start_cell(what, runs, point) for point in starts if (runs / f"{slug(point)}.json").exists()]
     order = {slug(point): number for number, point in enumerate([*what.starts, *what.sweep.points])}
     cells = sorted([*cells, *new], key=lambda one: order[slug(one["point"])])
-    if new:
-        lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in cells)
-        write_atomically(what.cells, f'{{"recipe": "{what.recipe}", "cells": [\n{lines}\n]}}\n')
+    write(what, cells, under_way(what, runs, cells))
     return len(new)
+
+
+def write(what: Comparison, cells: Sequence[Mapping[str, Any]], begun: Sequence[Mapping[str, Any]]) -> None:
+    """The comparison's file: a line for each run."""
+    if not cells and not begun:
+        return
+    parts = {
+        name: ",\n".join(json.dumps(one, ensure_ascii=False) for one in listed)
+        for name, listed in (("cells", cells), ("under way", begun))
+    }
+    text = ", ".join(f'"{name}": [\n{lines}\n]' for name, lines in parts.items())
+    write_atomically(what.cells, f'{{"recipe": "{what.recipe}", {text}}}\n')
 
 
 def main() -> None:
@@ -229,6 +267,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are (default: runs)")
     parser.add_argument("--jobs", type=int, default=cores(), help="runs at once")
     parser.add_argument("--collect", action="store_true", help="run nothing")
+    parser.add_argument("--quick", action="store_true", help="test no clients; that is left for later")
     parser.add_argument("--no-page", action="store_true", help="keep nothing and write no page; only run")
     given = parser.parse_args()
     for name in given.names or sorted(file.stem for file in KEPT.glob("*.yaml")):
@@ -237,7 +276,7 @@ def main() -> None:
         if not given.collect:
             run(what, runs, given.jobs)
         if not given.no_page:
-            new = collect(what, runs) if runs.exists() else 0
+            new = collect(what, runs, given.quick) if runs.exists() else 0
             there = sum(one["rounds"] > 0 for one in kept(what))
             print(f"{name}: {new} new cells; {there} of {len(what.sweep.points)} runs are kept")
     if not given.no_page:

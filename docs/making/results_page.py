@@ -48,6 +48,8 @@ class Table:
     name: str
     about: Mapping[str, Any]
     cells: Sequence[Mapping[str, Any]]
+    begun: Sequence[Mapping[str, Any]] = ()
+    """Runs that are under way, or whose clients are not tested yet."""
 
     @property
     def rows(self) -> list[Row]:
@@ -69,10 +71,11 @@ class Table:
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
-    def chosen(self, row: Row, column: int) -> list[Mapping[str, Any]]:
-        """The cells of a row in a column."""
+    def chosen(self, row: Row, column: int, begun: bool = False) -> list[Mapping[str, Any]]:
+        """The cells of a row in a column, or the runs of it that are under way."""
         wanted = {**row.where, **self.columns[column]["where"]}
-        return [c for c in self.cells if all(c["point"].get(key) == value for key, value in wanted.items())]
+        among = self.begun if begun else self.cells
+        return [c for c in among if all(c["point"].get(key) == value for key, value in wanted.items())]
 
     def by_seed(self, row: Row, column: int) -> dict[Hashable, float]:
         """In percent."""
@@ -120,9 +123,10 @@ def tables(kept: Path) -> list[Table]:
     found = []
     for file in sorted(kept.glob("*.yaml")):
         cells = file.with_suffix(".json")
-        made = json.loads(cells.read_text("utf-8"))["cells"] if cells.exists() else []
-        found.append(Table(file.stem, yaml.safe_load(file.read_text("utf-8")), made))
-    return sorted(found, key=lambda table: not table.cells)
+        made = json.loads(cells.read_text("utf-8")) if cells.exists() else {"cells": [], "under way": []}
+        about = yaml.safe_load(file.read_text("utf-8"))
+        found.append(Table(file.stem, about, made["cells"], made["under way"]))
+    return sorted(found, key=lambda table: not (table.cells or table.begun))
 
 
 def _value(cell: Mapping[str, Any], name: str) -> float:
@@ -150,7 +154,7 @@ def mean(values: Sequence[float]) -> str:
 def verdict(table: Table) -> str:
     """One sentence that the outcomes allow, and no more."""
     if not table.cells:
-        return f"**Not run yet.** {table.about['cost']}"
+        return f"**{'Not finished' if table.begun else 'Not run'} yet.** {table.about['cost']}"
     judged = [
         (f"{contrast['say']}{_in(table, n)}", *table.outcome(contrast, n))
         for contrast in table.about["contrasts"] if not contrast.get("ours")
@@ -183,9 +187,9 @@ def part(table: Table) -> str:
     """The page's part on one comparison."""
     about = table.about
     lines = [f"## {about['title']}", "", f"**Claim.** {about['claim'].strip()}", "", about["setting"].strip()]
-    if not table.cells:
+    if not table.cells and not table.begun:
         return "\n".join([*lines, "", f"**Verdict.** {verdict(table)}", ""])
-    lines += ["", _made(table), "", *_main(table), "", *_gaps(table), ""]
+    lines += ["", _made(table), "", *_main(table), "", *_gaps(table), "", *_begun(table)]
     lines += [f"![{about['figure'].strip()}](results/{table.name}.png)", ""]
     lines += [f"**Verdict.** {verdict(table)} {about.get('verdict', '').strip()}".rstrip(), ""]
     if about.get("notes"):
@@ -196,13 +200,13 @@ def part(table: Table) -> str:
 def _made(table: Table) -> str:
     cells = [c for c in table.cells if c["rounds"]]
     dates = sorted({c["date"] for c in table.cells})
-    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    days = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
     machines = ", ".join(sorted({c["machine"] for c in table.cells}))
-    total = table.about["runs"]
     hours = sum(c["minutes"] for c in cells) / 60
+    how = f" ({hours:.1f} hours on one core in all); {days}; {machines}" if cells else ""
     return (
-        f"`make results-{table.name}` ({table.about['recipe']}); {len(cells)} of {total} runs are finished "
-        f"({hours:.1f} hours on one core in all); {days}; {machines}. Mean ± standard error over seeds, in %."
+        f"`make results-{table.name}` ({table.about['recipe']}); {len(cells)} of {table.about['runs']} runs "
+        f"are finished and tested{how}. Mean ± standard error over seeds, in %."
     )
 
 
@@ -221,6 +225,27 @@ def _main(table: Table) -> list[str]:
             cells += [mean(list(table.by_seed(row, n).values())), "–" if printed is None else f"{printed:g}"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _begun(table: Table) -> list[str]:
+    """What runs that are under way show so far, each at the last round at which it was looked at."""
+    lines = []
+    for n in range(len(table.columns)):
+        for row in table.rows:
+            for run in table.chosen(row, n, begun=True):
+                series = run["curves"].get(_curve(row), [])
+                if series:
+                    far = f"{run['rounds']} of {run['planned']} rounds done"
+                    at = ", ".join(f"{100 * value:.1f} after {round}" for round, value in series)
+                    seed = f"seed {run['point'].get('seed', 0)}"
+                    lines.append(f"- {row.name}{_in(table, n)}, {seed}, {far}: {at}")
+    title = f"Under way (dotted in the figure; {table.about['curve']}, in %):"
+    return [title, "", *lines, ""] if lines else []
+
+
+def _curve(row: Row) -> str:
+    """The metric that a row's value ends with."""
+    return CURVES.get(row.value, row.value.removeprefix("final."))
 
 
 def _gaps(table: Table) -> list[str]:
@@ -260,12 +285,21 @@ def draw(table: Table, file: Path) -> None:
                 )
             if row.printed(n) is not None:
                 ends.plot(row.printed(n), k, "|", color="#333333", ms=15, mew=2)
-            name = CURVES.get(row.value, row.value.removeprefix("final."))
+            name = _curve(row)
+            label = row.name
+            for run in table.chosen(row, n, begun=True):
+                if name in run["curves"]:
+                    reached, height = zip(*run["curves"][name], strict=True)
+                    height = [100 * value for value in height]
+                    curve.plot(
+                        reached, height, ":", color=colour, marker=mark, ms=5, mfc="white", label=label
+                    )
+                    label = None
             series = [dict(map(tuple, c["curves"].get(name, ()))) for c in table.chosen(row, n)]
             shared = sorted(set.intersection(*map(set, series))) if series else []
             if shared:
                 height = [100 * statistics.fmean(s[r] for s in series) for r in shared]
-                curve.plot(shared, height, color=colour, marker=mark, ms=5, label=row.name)
+                curve.plot(shared, height, color=colour, marker=mark, ms=5, label=label)
         ends.set_yticks(range(len(rows)), [row.name for row in rows])
         ends.set_ylim(len(rows) - 0.5, -0.5)
         ends.set_xlabel(unit)
@@ -295,5 +329,5 @@ def write_page(kept: Path, page: Path) -> None:
     """Write the comparisons into the page, and draw the figures it shows."""
     page.write_text(page_text(kept, page.read_text("utf-8")), "utf-8")
     for table in tables(kept):
-        if table.cells:
+        if table.cells or table.begun:
             draw(table, kept / f"{table.name}.png")

@@ -174,6 +174,20 @@ def test_finished_runs_become_cells_once(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "docs/results/one.yaml").write_text(yaml.safe_dump(about))
     what, runs = results.comparison("one"), tmp_path / "runs/small"
     monkeypatch.setattr(results, "run_sweep", in_turn)
+    monkeypatch.setattr(results, "test_clients", None)
+    with pytest.raises(TypeError):
+        results.run(what, runs, 1)  # all runs are made before any client is tested
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr(results, "KEPT", tmp_path / "docs/results")
+    assert results.collect(what, runs, quick=True) == 0
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{results_page.BEGIN}{results_page.END}\nafter\n")
+    results_page.write_page(tmp_path / "docs/results", page)
+    assert "- a, seed 0, 2 of 2 rounds done: " in page.read_text()
+    assert len(results.remaining(what.sweep, results.kept(what))) == 4, "under way is not kept"
+    monkeypatch.setattr(results, "run_sweep", in_turn)
     results.run(what, runs, 1)
     assert results.collect(what, runs) == 6 and results.collect(what, runs) == 0
     kept = json.loads((tmp_path / "docs/results/one.json").read_text())["cells"]
@@ -183,9 +197,8 @@ def test_finished_runs_become_cells_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(str(tmp_path) not in json.dumps(cell) for cell in kept), "no path of this machine is kept"
     monkeypatch.setattr(results, "run_sweep", None)
     results.run(what, tmp_path / "elsewhere", 1)  # nothing is left to run
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{results_page.BEGIN}{results_page.END}\nafter\n")
     results_page.write_page(tmp_path / "docs/results", page)
+    assert "Under way" not in page.read_text()
     assert "| a − b | – |" in page.read_text() and page.read_text().endswith("after\n")
     assert (tmp_path / "docs/results/one.png").stat().st_size > 10_000
 
