@@ -5,10 +5,10 @@
     python bench/fit.py --list
 
 Each measurement is a process of its own: it first trains on batches of two records, so that libraries have
-what they keep, and gives back what was freed. A worker trains two clients; the server runs two rounds with one
-worker process, and is measured where what it holds differs: not again for each way to train. Pages that the
-allocator kept, by luck more or fewer, are in the peak too, so the least of `--times` measurements counts.
-Records are made up; the weights of `minilm` and `smollm2-135m` come from the package registries.
+what they keep, and gives back what was freed. A worker trains two clients; the server runs two rounds with
+one worker process, and is measured where what it holds differs: not again for each way to train. Pages that
+the allocator kept, by luck more or fewer, are in the peak too, so the least of `--times` measurements
+counts. Records are made up; the weights of `minilm` and `smollm2-135m` come from the package registries.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def pretend(model: nn.Module, mode: FakeTensorMode) -> None:
     """Let the tensors of a model on the `meta` device pass for the host's, in place, still without memory:
     torch's autocast does nothing on `meta`.
     """
-    known: dict[int, Tensor] = {}
+    known: dict[int, Any] = {}
 
     def there(tensor: Tensor) -> Tensor:
         fake = mode.fake_tensor_converter.from_meta_and_device(mode, tensor.detach(), torch.device("cpu"))
