@@ -227,6 +227,10 @@ def _shuffled(h: Tensor, m: nn.Module) -> Tensor:
     return F.channel_shuffle(h.view(1, len(h), 5, 6, 1), groups).view(h.shape)
 
 
+def _rows_last(h: Tensor) -> Tensor:
+    return h.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
+
+
 _SEEN = {"mean": 1.0}
 
 
@@ -410,7 +414,7 @@ STEPS: dict[str, Step] = {
     "data replaced": _data_replaced,
     "tensors swapped": _swapped_tensors,
     "transposed in place": _transposed_in_place,
-    "bytes as other numbers": lambda h, m: h * (h.detach().permute(1, 2, 0).contiguous().view(torch.int16) > 0).sum(),  # noqa: E501
+    "bytes as other numbers": lambda h, m: h * (_rows_last(h.detach().sign()).view(torch.int16) > 0).sum(),
     "folded": _folded,
     "channels shuffled": _shuffled,
     "class attribute": _class_attribute,

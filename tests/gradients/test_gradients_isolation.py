@@ -332,9 +332,15 @@ OPS: dict[str, Op] = {
     "unfold": lambda x, a, n: x + x.unfold(a, 1, 1).mean(-1),
     "scale": lambda x, a, n: x / x.shape[a],
     "renorm": lambda x, a, n: x.renorm(2, a, 0.5),
-    "bytes": lambda x, a, n: x + x.detach().transpose(a, 2).contiguous().view(torch.int32).ne(0).any(-1, keepdim=True).transpose(a, 2),  # noqa: E501
+    "bytes": lambda x, a, n: x + _bytes(x.detach().sign().transpose(a, 2)).transpose(a, 2),
     "added": lambda x, a, n: x.clone().baddbmm_(torch.ones(len(x), 4, 1, dtype=x.dtype), torch.ones(len(x), 1, 6, dtype=x.dtype)),  # noqa: E501
 }  # fmt: skip
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """How many halves of the last dimension's numbers are positive as whole numbers."""
+    halves = x.clone(memory_format=torch.contiguous_format).view(torch.int32)
+    return (halves > 0).sum(-1, keepdim=True)
 
 
 def _written(x: Tensor, axis: int) -> Tensor:

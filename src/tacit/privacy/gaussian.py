@@ -57,7 +57,7 @@ from tacit.privacy.bits import Bits, Words
 
 STRETCH = 1 << 17
 """Coordinates of one stream."""
-_BLOCK = 1 << 14
+BLOCK = 1 << 14
 """Coordinates at a time: they stay in the cache."""
 LARGEST_STD = 2.0**36
 """So that a word has room for a cell, a number in it and 18 bits of u."""
@@ -245,8 +245,8 @@ def _drawn(count: int, table: _Table, bits: Bits) -> NDArray[np.int64]:
     """`count` draws from one stream."""
     x = np.empty(count, np.int64)
     unsure, left = [], []
-    for start in range(0, count, _BLOCK):
-        words = bits.words(min(_BLOCK, count - start))
+    for start in range(0, count, BLOCK):
+        words = bits.words(min(BLOCK, count - start))
         prefixes = (words >> np.uint64(64 - _PREFIX)).view(np.int64)
         cells = table.cells.take(prefixes, mode="wrap")
         part = x[start : start + len(words)]

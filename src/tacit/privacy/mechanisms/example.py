@@ -53,7 +53,7 @@ from tacit.privacy.ahead import Drawn, ahead
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
-from tacit.privacy.gaussian import for_each_stretch, rounded_gaussian
+from tacit.privacy.gaussian import BLOCK, for_each_stretch, rounded_gaussian
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
@@ -216,13 +216,15 @@ class ExampleLevel(Mechanism):
         sums = gradients.numpy()
 
         def add(start: int, noise: NDArray[np.int64]) -> None:
-            stretch = sums[start : start + len(noise)]
-            whole = stretch.astype(np.float64)
-            whole /= unit
-            np.rint(whole, out=whole)
-            whole += noise
-            whole *= unit / batch
-            stretch[:] = whole
+            for first in range(0, len(noise), BLOCK):
+                draws = noise[first : first + BLOCK]
+                block = sums[start + first :][: len(draws)]
+                whole = block.astype(np.float64)
+                whole /= unit
+                np.rint(whole, out=whole)
+                whole += draws
+                whole *= unit / batch
+                block[:] = whole
 
         if isinstance(bits, Drawn):
             bits.for_each_stretch(dimension, std, add)
