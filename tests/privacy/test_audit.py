@@ -118,6 +118,7 @@ def test_perfect_guesses_show_much_and_no_guesses_nothing() -> None:
     assert from_scores(inside, {"": -inside.astype(float)}, 1e-5, 0.95)[0] > 4
 
 
+@pytest.mark.slow
 def test_the_curve_is_refuted_no_more_often_than_it_says() -> None:
     """A Gaussian on its very curve, with eight δ, three attacks and all thresholds to choose from: 500
     audits, and no more false alarms than 5 % allow (P(more than 50 of 500 | 5 %) = 2e-6). With noise of four

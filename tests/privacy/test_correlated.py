@@ -270,6 +270,7 @@ def test_rows_of_a_matrix_are_no_cheaper_than_they_cost() -> None:
     assert math.isinf(epsilon({big: 1, PoissonGaussian(1.0, 0.0): 1}, 1e-5).value)
 
 
+@pytest.mark.slow
 def test_fleets_are_told_what_suits_them() -> None:
     rows = {
         (row.kind, row.secret_sampling): row for row in compare_mechanisms(1000, 50, 40, 4.0, 1e-4, ["blt"])

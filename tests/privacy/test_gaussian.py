@@ -96,7 +96,7 @@ def scripted(table: gaussian_room._Table, number: int, coin: int, then: Bits) ->
     return Script([prefix << 64 - gaussian_room._PREFIX | coin, rest << 1 + gaussian_room._PREFIX], then)
 
 
-@pytest.mark.parametrize("std", [3.0, 1000.0, 2.0**20])
+@pytest.mark.parametrize("std", [3.0, 1000.0, pytest.param(2.0**20, marks=pytest.mark.slow)])
 def test_the_tails_have_no_end(std: float) -> None:
     """By importance: propose a tail, and look whether what is drawn follows the conditional law beyond 9 σ.
 

@@ -53,6 +53,7 @@ def test_noise_on_the_average_follows_the_cohort() -> None:
     assert [cell["noise"] for cell in cells] == [2.0, 5.0]
 
 
+@pytest.mark.slow
 def test_samplings_side_by_side_are_those_of_the_mechanisms() -> None:
     axes = {"sampling": ["poisson", "fixed", "blt"]}
     poisson, fixed, blt = table(Question(delta=1e-5, rounds=30, target=2.0, **FLEET), axes)
