@@ -646,6 +646,39 @@ def test_small_arrays_are_a_workers_own_and_large_ones_are_apart() -> None:
     assert small[0] == 0.0
 
 
+@pytest.mark.parametrize("privacy", [None, {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}])
+def test_the_sums_of_a_bundle_are_those_of_its_shards_one_by_one(
+    privacy: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """Larger bundles after smaller ones and the other way round: rows are used again."""
+    from tacit.engine import shared
+    from tacit.engine.device import DeviceSettings
+
+    job = build_job(settings(privacy=privacy), tmp_path, None, blobs(48), FedAvg())
+    message = {"theta": read_values(job.model, job.layout).clone()}
+    mechanism, bounding = job.privacy, None
+    if mechanism is not None:
+        bounding = mechanism.bounding(mechanism.init(), job.upload_sizes, job.layout, 1)
+    order = Order(0, 0.1, 2, bounding=bounding)
+    shards = [[Participant(2 * n), Participant(2 * n + 1)] for n in range(4)]
+    plain, expected = InProcess(job), []
+    for shard in shards:
+        expected.append(plain.sum(order, message, shard)[0]["delta"].clone())
+    plain.close()
+    worker = RayWorker(1)
+    body, large = shared.dump_apart(job, 1 << 40)
+    assert not large
+    assert worker.start(DeviceSettings(), True, ([], body, [])) == ("answer", None)
+    arrays = {name: vector.numpy() for name, vector in message.items()}
+    for bundle in ([0, 1, 2], [3], [1, 0], [0, 1, 2, 3]):
+        (kind, told), sums = worker.run(1, arrays, "sum", {}, order, [shards[n] for n in bundle])
+        assert kind == "answer" and len(told[0]) == 2 * len(bundle)
+        assert [r.client for r in told[0]] == [p.client for n in bundle for p in shards[n]]
+        assert sums["delta"].shape == (len(bundle), job.layout.size)
+        for row, number in enumerate(bundle):
+            assert torch.equal(torch.from_numpy(sums["delta"][row]), expected[number])
+
+
 def test_a_worker_says_what_it_is() -> None:
     worker = RayWorker(1)
     assert worker._worker is None
