@@ -5,9 +5,9 @@
     python bench/fit.py --list
 
 Each measurement is a process of its own: it first trains on batches of two records, so that libraries have
-what they keep, and gives back what was freed. A worker trains two clients; the server runs two rounds with one
-worker process, and is measured where what it holds differs: not again for each way to train. Pages that the
-allocator kept, by luck more or fewer, are in the peak too, so the least of `--times` measurements counts.
+what they keep, and gives back what was freed. A worker trains two clients; the server runs two rounds with
+one worker process, and is measured where what it holds differs: not again for each way to train. Pages that
+the allocator kept, by luck more or fewer, are in the peak too, so the least of `--times` measurements counts.
 Records are made up; the weights of `minilm` and `smollm2-135m` come from the package registries.
 """
 
@@ -49,7 +49,7 @@ VIT = {"model": {"name": "vit-tiny"}, "local.batch": 32}
 LORA = {"rank": 8, "alpha": 16}
 MINILM = {"model": {"hub": "minilm", "lora": {**LORA, "targets": ["query", "value"]}}, "local.batch": 32}
 SMOL = {"model": {"hub": "smollm2-135m", "lora": {**LORA, "targets": ["q_proj", "v_proj"]}}, "local.batch": 8}
-CTC = {"model": {"name": "ctc-transformer", "size": "small"}, "local.batch": 8}
+CTC = {"model": {"name": "ctc-transformer", "size": "tiny"}, "local.batch": 8}
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "mlp": (MLP, "none client example"),

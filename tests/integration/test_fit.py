@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "activations": ("worker", SMALL_VIT),
     "activations in bf16": ("worker", SMALL_VIT | bench.BF16 | bench.CLIENT),
     "activations of clipped gradients": ("worker", SMALL_VIT | bench.EXAMPLE),
-    "the server": ("server", bench.MLP | {"server": {"optimizer": "adam", "lr": 0.01}}),
+    "the server": ("server", bench.MLP),
     "the server under a guarantee": ("server", bench.MLP | bench.CLIENT),
 }
 

@@ -218,7 +218,8 @@ def pretend(model: nn.Module, mode: FakeTensorMode) -> None:
         return nn.Parameter(fake, tensor.requires_grad) if trained else fake
 
     for part in model.modules():
-        for tensors in (part._parameters, part._buffers):
+        registers: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for tensors in registers:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = known.setdefault(id(tensor), there(tensor))
