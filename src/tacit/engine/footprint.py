@@ -23,7 +23,8 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -246,26 +247,33 @@ def parameter_bytes(model: nn.Module) -> tuple[int, int]:
     return trained, frozen + sum(b.nbytes for b in model.buffers())
 
 
+def activation_bytes(model: nn.Module, batch: Batch, job: Job, compute: Compute, descends: bool) -> int:
+    """The most that a step adds, whatever its gradients are; `model` is of no use after this."""
+    trained, _ = parameter_bytes(model)
+    flat, losses = Flat(model), job.task.losses
+    if compute.activation_checkpointing:
+        forget_activations(model)
+    plain = step_bytes(flat, batch, losses, compute, descends)
+    if not isinstance(job.privacy, ExampleLevel):
+        return plain
+    one = step_bytes(flat, {name: tensor[:1] for name, tensor in batch.items()}, losses, compute, descends)
+    alone, slow = one_at_a_time(model, compute), compute.activation_checkpointing
+    return clipped_bytes(plain, one, batch_size(batch), trained, alone, slow)
+
+
 def worker_need(model: nn.Module, batch: Batch, job: Job, compute: Compute, vectors: Held) -> Need:
     """Of one worker, for a step on `batch`. `model` is on the `meta` device, and of no use after this."""
     trained, frozen = parameter_bytes(model)
-    losses, noise = job.task.losses, 0
-    # Kernels are chosen by device: on `meta` neither attention nor dropout is what it is on the host.
-    fake: FakeTensorMode | None = None
+    activations: int | None = None
     if compute.here or compute.precision == "bf16":
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        pretend(model, fake)
-    with nullcontext() if fake is None else fake:
-        flat = Flat(model)
-        if compute.activation_checkpointing:
-            forget_activations(model)
-        plain = activations = step_bytes(flat, batch, losses, compute, vectors.descends)
-        if isinstance(job.privacy, ExampleLevel):
-            records, single = batch_size(batch), {name: tensor[:1] for name, tensor in batch.items()}
-            one = step_bytes(flat, single, losses, compute, vectors.descends)
-            alone, slow = one_at_a_time(model, compute), compute.activation_checkpointing
-            activations = clipped_bytes(plain, one, records, trained, alone, slow)
-            noise = 0 if compute.here else 8 * trained // 4
+        # Kernels are chosen by device: on `meta` neither attention nor dropout is what it is on the host.
+        here, fake = deepcopy(model), FakeTensorMode(allow_non_fake_inputs=True)
+        pretend(here, fake)
+        with suppress(RuntimeError), fake:  # some losses look at their data (CTC at its lengths)
+            activations = activation_bytes(here, batch, job, compute, vectors.descends)
+    if activations is None:
+        activations = activation_bytes(model, batch, job, compute, vectors.descends)
+    noise = 8 * trained // 4 if isinstance(job.privacy, ExampleLevel) and not compute.here else 0
     during, most = int(vectors.during * trained), int(vectors.most * trained)
     # On the host, pages of a gradient that is never written are never there.
     gradient = 0 if vectors.descends and compute.here else trained
