@@ -58,6 +58,21 @@ _READ = torch.ops.aten._local_scalar_dense.default
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
+_CTC = (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor)
+
+
+def _ctc(func: Any, *args: Any) -> Any:
+    """What CTC's kernels make, by its shapes: torch has none for tensors without memory."""
+    forward = func is _CTC[0]
+    scores, targets = args[0 if forward else 1], args[1 if forward else 2]
+    if not (scores.is_meta or isinstance(scores, FakeTensor)):
+        return func(*args)
+    if not forward:
+        return torch.empty_like(scores)
+    steps, records = scores.shape[:2]
+    return scores.new_empty(records), scores.new_empty(records, steps, 2 * targets.shape[-1] + 1)
+
+
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors made under it, for as long as each lives.
 
@@ -78,7 +93,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _READ and (args[0].is_meta or isinstance(args[0], FakeTensor)):
             # A model that looks at its data (is any token masked?) shall take the road that needs more.
             return torch.zeros((), dtype=args[0].dtype).item()
-        out = func(*args, **(kwargs or {}))
+        out = _ctc(func, *args) if func in _CTC else func(*args, **(kwargs or {}))
         for value in tree_leaves(out):
             if isinstance(value, Tensor):
                 self._note(value, made=True)
