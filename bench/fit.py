@@ -49,7 +49,7 @@ VIT = {"model": {"name": "vit-tiny"}, "local.batch": 32}
 LORA = {"rank": 8, "alpha": 16}
 MINILM = {"model": {"hub": "minilm", "lora": {**LORA, "targets": ["query", "value"]}}, "local.batch": 32}
 SMOL = {"model": {"hub": "smollm2-135m", "lora": {**LORA, "targets": ["q_proj", "v_proj"]}}, "local.batch": 8}
-CTC = {"model": {"name": "ctc-transformer", "size": "small"}, "local.batch": 8}
+CTC = {"model": {"name": "ctc-transformer", "size": "tiny"}, "local.batch": 8}
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "mlp": (MLP, "none client example"),

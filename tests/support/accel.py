@@ -314,7 +314,8 @@ def _attention(
             )
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
-        if choice != SDPBackend.FLASH_ATTENTION.value:
+        learnt = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+        if learnt or choice != SDPBackend.FLASH_ATTENTION.value:  # the fused one has no derivative by a mask
             found = torch._scaled_dot_product_attention_math(q, k, v, mask, p, causal, None, **options)
         else:
             fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

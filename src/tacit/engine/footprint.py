@@ -23,7 +23,8 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,21 @@ _READ = torch.ops.aten._local_scalar_dense.default
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
+_CTC = (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor)
+
+
+def _ctc(func: Any, *args: Any) -> Any:
+    """What CTC's kernels make, by its shapes: torch has none for tensors without memory."""
+    forward = func is _CTC[0]
+    scores, targets = args[0 if forward else 1], args[1 if forward else 2]
+    if not (scores.is_meta or isinstance(scores, FakeTensor)):
+        return func(*args)
+    if not forward:
+        return torch.empty_like(scores)
+    steps, records = scores.shape[:2]
+    return scores.new_empty(records), scores.new_empty(records, steps, 2 * targets.shape[-1] + 1)
+
+
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors made under it, for as long as each lives.
 
@@ -77,7 +93,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _READ and (args[0].is_meta or isinstance(args[0], FakeTensor)):
             # A model that looks at its data (is any token masked?) shall take the road that needs more.
             return torch.zeros((), dtype=args[0].dtype).item()
-        out = func(*args, **(kwargs or {}))
+        out = _ctc(func, *args) if func in _CTC else func(*args, **(kwargs or {}))
         for value in tree_leaves(out):
             if isinstance(value, Tensor):
                 self._note(value, made=True)
@@ -228,7 +244,8 @@ def pretend(model: nn.Module, mode: FakeTensorMode) -> None:
         return nn.Parameter(fake, tensor.requires_grad) if trained else fake
 
     for part in model.modules():
-        for tensors in (part._parameters, part._buffers):
+        registers: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for tensors in registers:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = known.setdefault(id(tensor), there(tensor))
@@ -255,26 +272,33 @@ def parameter_bytes(model: nn.Module) -> tuple[int, int]:
     return trained, frozen + sum(b.nbytes for b in model.buffers())
 
 
+def activation_bytes(model: nn.Module, batch: Batch, job: Job, compute: Compute, descends: bool) -> int:
+    """The most that a step adds, whatever its gradients are; `model` is of no use after this."""
+    trained, _ = parameter_bytes(model)
+    flat, losses = Flat(model), job.task.losses
+    if compute.activation_checkpointing:
+        forget_activations(model)
+    plain = step_bytes(flat, batch, losses, compute, descends)
+    if not isinstance(job.privacy, ExampleLevel):
+        return plain
+    one = step_bytes(flat, {name: tensor[:1] for name, tensor in batch.items()}, losses, compute, descends)
+    alone, slow = one_at_a_time(model, compute), compute.activation_checkpointing
+    return clipped_bytes(plain, one, batch_size(batch), trained, alone, slow)
+
+
 def worker_need(model: nn.Module, batch: Batch, job: Job, compute: Compute, vectors: Held) -> Need:
     """Of one worker, for a step on `batch`. `model` is on the `meta` device, and of no use after this."""
     trained, frozen = parameter_bytes(model)
-    losses, noise = job.task.losses, 0
-    # Kernels are chosen by device: on `meta` neither attention nor dropout is what it is on the host.
-    fake: FakeTensorMode | None = None
+    activations: int | None = None
     if compute.here or compute.precision == "bf16":
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        pretend(model, fake)
-    with nullcontext() if fake is None else fake:
-        flat = Flat(model)
-        if compute.activation_checkpointing:
-            forget_activations(model)
-        plain = activations = step_bytes(flat, batch, losses, compute, vectors.descends)
-        if isinstance(job.privacy, ExampleLevel):
-            records, single = batch_size(batch), {name: tensor[:1] for name, tensor in batch.items()}
-            one = step_bytes(flat, single, losses, compute, vectors.descends)
-            alone, slow = one_at_a_time(model, compute), compute.activation_checkpointing
-            activations = clipped_bytes(plain, one, records, trained, alone, slow)
-            noise = 0 if compute.here else 8 * trained // 4
+        # Kernels are chosen by device: on `meta` neither attention nor dropout is what it is on the host.
+        here, fake = deepcopy(model), FakeTensorMode(allow_non_fake_inputs=True)
+        pretend(here, fake)
+        with suppress(RuntimeError), fake:  # some losses look at their data (CTC at its lengths)
+            activations = activation_bytes(here, batch, job, compute, vectors.descends)
+    if activations is None:
+        activations = activation_bytes(model, batch, job, compute, vectors.descends)
+    noise = 8 * trained // 4 if isinstance(job.privacy, ExampleLevel) and not compute.here else 0
     during, most = int(vectors.during * trained), int(vectors.most * trained)
     # On the host, pages of a gradient that is never written are never there.
     gradient = 0 if vectors.descends and compute.here else trained
