@@ -219,7 +219,9 @@ def _main(table: Table) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in table.rows:
         counts = sorted({len(table.by_seed(row, n)) for n in range(len(columns))})
-        cells = [row.name, "–".join(map(str, counts)) if counts != [0] else "not run"]
+        begun = any(table.chosen(row, n, begun=True) for n in range(len(columns)))
+        none = "under way" if begun else "not run"
+        cells = [row.name, "–".join(map(str, counts)) if counts != [0] else none]
         for n in range(len(columns)):
             printed = row.printed(n)
             cells += [mean(list(table.by_seed(row, n).values())), "–" if printed is None else f"{printed:g}"]

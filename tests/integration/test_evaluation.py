@@ -171,8 +171,8 @@ def test_a_model_may_be_judged_by_some_records_always_the_same(tmp_path: Path) -
 
 @pytest.mark.parametrize("method", ["fedavg", "centaur"])
 def test_clients_tested_after_a_run_are_those_of_its_last_evaluation(method: str) -> None:
-    """From the checkpoint and the kept personal parts alone, bit for bit."""
-    more = {"model": {"name": "mlp", "hidden": [8]}, "evaluate.tune": {"epochs": 2, "lr": 0.2}}
+    """From the checkpoint and the kept personal parts alone, bit for bit; who was never drawn has none."""
+    more = {"model": {"name": "mlp", "hidden": [8]}, "evaluate.tune": {"epochs": 2, "lr": 0.2}, "cohort": 1}
     last = tacit.run(configured(method, OWN | more), "run", dataset=small()).metrics[-1]
     round, found = tacit.test_clients("run", 99, dataset=small())
     assert round == last["round"] == 3 and found.keys() == {"personal", "tuned"}

@@ -4,6 +4,7 @@ pre-trained on.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,19 @@ import numpy as np
 import pytest
 
 import tacit
-from conftest import blobs
+from conftest import blobs as people
 from tacit.config.build import build_job, split_public
 from tacit.errors import UserError
 
 SHARE = 0.1
+
+
+def blobs(n: int) -> tacit.Dataset:
+    """Records that are nobody's."""
+    made = people(n)
+    train = made.train
+    assert isinstance(train, tacit.ArrayRecords)
+    return replace(made, train=tacit.ArrayRecords(train.x, train.y))
 
 
 def federated(seed: int, partition: dict[str, Any] | None = None, **more: Any) -> tacit.Config:
@@ -74,3 +83,9 @@ def test_pre_training_on_public_records_ends_with_a_model_to_start_from() -> Non
 def test_without_public_records_there_is_nothing_to_pre_train_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no record is public; set"):
         build_job(central(**{"data.public": 0.0}), tmp_path, dataset=blobs(100))
+
+
+def test_where_records_have_users_none_is_pre_trained_on_by_itself(tmp_path: Path) -> None:
+    """A run whose clients are the users sets whole users aside: other records than these."""
+    with pytest.raises(UserError, match="has users"):
+        build_job(central(), tmp_path, dataset=people(1000))

@@ -80,7 +80,7 @@ def test_clients(
 
     Args:
         place: a run's folder (its newest model, with the personal parts that it keeps), or a config.
-        count: clients; drawn as for `evaluate.clients`, so the first evaluation of a run names the same.
+        count: how many clients; those that a run with as many `evaluate.clients` tests.
         overrides: `key=value` settings, as on the command line.
         dataset: records of one's own, if the run was given some.
 

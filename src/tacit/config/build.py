@@ -104,6 +104,11 @@ def split_records(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], 
         return public, private
     if not len(public):
         raise UserError("pretrain.records: no record is public; set data.public to a share such as 0.1")
+    if dataset.train.users is not None:  # by users, or by records: that is up to the run that comes after
+        raise UserError(
+            f"pretrain.records: {dataset.name} has users, and a run on it may set whole ones aside; this "
+            "draws records. Give the public users' records as a data set of their own"
+        )
     return np.empty(0, np.int64), public
 
 

@@ -128,6 +128,7 @@ def metrics_by_client(
         own = worker.evaluate_client(message, Participant(client, versions.get(str(client), NONE)), tune)
         if own:
             found[client] = job.task.summarise(own)
+    worker.load(message)  # no client's part stays in the model
     return found
 
 
