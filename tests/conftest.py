@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tacit import ArrayRecords, Dataset
 from tacit.config import Config, load
+
+# A machine under load is no fault of a test: nothing of hypothesis is timed.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 DEVICE = pytest.StashKey[Any]()
 
