@@ -244,6 +244,23 @@ def test_the_best_model_is_the_one_that_the_checkpoint_names(tmp_path: Path) -> 
     assert not (later / "best" / "000009").exists()
 
 
+def test_the_best_is_remembered_though_its_record_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tacit.federation import run as running
+
+    scores, folder = [0.2, 0.9, 0.3, 0.5, 0.4], tmp_path / "run"
+    monkeypatch.setattr(running, "evaluation", lambda server, engine: {"accuracy": scores[server.round - 1]})
+    small.run("best", folder, 3)
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(lines[0] + lines[1].replace(b"0.9", b"0.8") + lines[2])
+    result = small.resume(folder, 5)
+    best = checkpoint.kept(folder)
+    assert best is not None and best.round == 2
+    assert result.kept == "the best, accuracy 90.0%, was after round 2"
+
+
 @pytest.mark.parametrize("fails", ["save_best", "metrics"])
 def test_a_round_whose_best_model_could_not_be_saved_is_not_called_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str

@@ -155,12 +155,13 @@ def read_facts(place: Path) -> Facts:
 
 def _refuse_odd(facts: Facts) -> None:
     """ValueError for a manifest that holds what no manifest does, though its hash is right."""
-    parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending", "seen", "best")
-    kinds = {"round": int, "sha256": str} | dict.fromkeys(parts, dict)
+    parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending", "seen")
+    kinds = {"round": int, "sha256": str} | dict.fromkeys((*parts, "best", "watch"), dict)
     inner = {"versions": str, "states": str, "belongs": str}
     ledger = {"charges": int, "head": str}
     known = {"metrics": {"bytes": int, "sha256": str}, "spending": ledger, "seen": ledger}
     known["best"] = {"round": int, "sha256": str}
+    known["watch"] = {"metric": str, "round": int, "value": float, "since": int}
     for name, kind in kinds.items():
         value = facts.get(name, kind())
         odd = type(value) is not kind

@@ -82,6 +82,7 @@ class Federation:
         self._metrics_saved: dict[str, Any] | None = None
         self._spent: dict[str, Any] = {}
         self._unrecorded: Record | None = None
+        self._watched: dict[str, Any] = {}
         self._best: dict[str, Any] = {}
         """Which of the best models on disk is this run's, for the next checkpoint's manifest."""
         self._notes = self._restore()
@@ -157,6 +158,7 @@ class Federation:
         self._metrics = JsonLines(self.folder / METRICS, self._metrics_saved)
         self.trackers.insert(0, self._metrics)
         self._watch.recall(metrics_lines(self.folder / METRICS))
+        self._watch.restore(self._watched)
         warnings = [] if job.privacy is None else job.privacy.warnings(job.workload)
         facts = {
             "parameters": server.layout.size,
@@ -270,6 +272,7 @@ class Federation:
             "metrics": self._metrics.saved(),
             **spending.saved(),
             "remarks": spending.remarks,
+            "watch": self._watch.saved(),
             **({"best": self._best} if self._best else {}),
             **server.facts(),
         }
@@ -290,5 +293,5 @@ class Federation:
             self._saved, self._metrics_saved = saved.round, saved.facts["metrics"]
             self._spent = {name: saved.facts.get(name, {}) for name in (SPENT, SEEN_SPENT)}
             self.spending.remarks = list(saved.facts.get("remarks", ()))
-            self._best = saved.facts.get("best", {})
+            self._best, self._watched = saved.facts.get("best", {}), saved.facts.get("watch", {})
         return notes

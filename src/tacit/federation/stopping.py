@@ -12,8 +12,9 @@ Both choose by looking at records, which no guarantee covers: they are for runs 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tacit.federation.tracking import Record
 from tacit.tasks import Headline, headline
@@ -21,7 +22,9 @@ from tacit.tasks import Headline, headline
 
 @dataclass
 class Watch:
-    """What is remembered of a run's tests. It follows from their records, so a resume finds it again."""
+    """What is remembered of a run's tests. A checkpoint holds it; it also follows from their records, as long
+    as none of those was damaged.
+    """
 
     patience: int | None = None
     """Tests without a better one until it is time to stop; None: never."""
@@ -36,6 +39,18 @@ class Watch:
         for record in records:
             if record is not None:
                 self.hear(record)
+
+    def saved(self) -> dict[str, Any]:
+        """For a checkpoint's manifest: nothing, as long as no test was the best."""
+        if self.metric is None or not self.round:
+            return {}
+        return {"metric": self.metric.name, "round": self.round, "value": self.value, "since": self.since}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what a checkpoint holds."""
+        if saved:
+            self.metric = headline({saved["metric"]})
+            self.round, self.value, self.since = saved["round"], saved["value"], saved["since"]
 
     def hear(self, record: Record) -> bool:
         """Whether this record has a test, and it is the best so far. A metric that is no number never is."""
