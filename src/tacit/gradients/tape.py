@@ -726,7 +726,8 @@ class Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tape.watchers += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._tape in torch.overrides._get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+        watching = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if self._tape in watching:
             self._tape.refuse(Unsupported(f"{func}, called behind the tape's back", alone=True))
         return func(*args, **(kwargs or {}))
 
