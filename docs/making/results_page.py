@@ -168,7 +168,7 @@ def verdict(table: Table) -> str:
         return "**Reproduced.**"
     reasons = []
     if missing := [say for say, outcome, _ in judged if outcome == "not run"]:
-        reasons.append(f"what “{'” and “'.join(missing)}” needs was not run")
+        reasons.append(f"not all that it takes was run (for “{'”, “'.join(missing)}”)")
     if few := sorted({seeds for _, outcome, seeds in judged if 0 < seeds < SEEDS}):
         reasons.append(
             f"of some there {'is' if few[0] == 1 else 'are'} {_seeds(few[0])} where it takes {SEEDS}"
@@ -203,7 +203,7 @@ def _made(table: Table) -> str:
     days = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
     machines = ", ".join(sorted({c["machine"] for c in table.cells}))
     hours = sum(c["minutes"] for c in cells) / 60
-    how = f" ({hours:.1f} hours on one core in all); {days}; {machines}" if cells else ""
+    how = f" ({hours:.1f} hours of running in all); {days}; {machines}" if cells else ""
     return (
         f"`make results-{table.name}` ({table.about['recipe']}); {len(cells)} of {table.about['runs']} runs "
         f"are finished and tested{how}. Mean ± standard error over seeds, in %."

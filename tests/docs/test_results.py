@@ -144,7 +144,7 @@ def test_a_question_of_our_own_is_no_part_of_the_papers_claim() -> None:
 
 def test_a_row_that_was_not_run_is_named() -> None:
     table = Table("x", ABOUT, [c for c in cells([1.0, 1.0, 1.0]) if c["point"]["method"] == "a"])
-    assert "what “a beats b” needs was not run" in verdict(table)
+    assert "not all that it takes was run (for “a beats b”)" in verdict(table)
 
 
 # --- from runs to cells --------------------------------------------------------------------------------
