@@ -158,10 +158,10 @@ def test_runs_of_a_sweep_share_the_cluster(cluster: Any, tmp_path: Path) -> None
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP)
     engine = {"engine": {"kind": "ray", "address": cluster.address, "workers": 1}}
-    here = tacit.sweep(file, folder="here", jobs=1)
-    there = tacit.sweep(file, engine, folder="there", jobs=2)
-    assert len(there) == 2
-    assert [row["accuracy"] for row in there] == [row["accuracy"] for row in here]
+    (here,) = tacit.sweep(file, folder="here", jobs=1)
+    (there,) = tacit.sweep(file, engine, folder="there", jobs=2)
+    assert (there["seeds"], there["unfinished"]) == (2, 0)
+    assert there["accuracy_last"] == here["accuracy_last"]
     for run in Path("there").glob("*/metrics.jsonl"):
         assert json.loads(run.read_text().splitlines()[-1])["workers"] == 1
 
