@@ -22,6 +22,7 @@ one's own without `raw`), some records spread over the whole stand for all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b, sha256
@@ -82,16 +83,27 @@ class Identity:
         """Whether whoever is a client in both is the same client: one client here is never several there.
 
         So it is where both have the very same clients, and where clients are people in both: the same people,
-        if most records that both have are of whom they were. (Some, such as a text of one word, many have.)
+        if of nobody's records half or more are somebody else's in the other run. (Some, such as a text of one
+        word, many have.)
         """
         if self.clients == other.clients and self.content == other.content:
             return True
+        return self._keeps_people_of(other) and other._keeps_people_of(self)
+
+    def _keeps_people_of(self, other: Identity) -> bool:
+        """Whether everybody here is at most one person there, by the records that either could know of."""
         if self.holders is None or other.holders is None:
             return False
         theirs = dict(zip(other.sketch, other.holders, strict=True))
-        mine = zip(self.sketch, self.holders, strict=True)
-        agree = [theirs[record] == who for record, who in mine if record in theirs]
-        return not agree or 2 * sum(agree) > len(agree)
+        last = (
+            other.sketch[-1] if len(other.sketch) == SKETCH else "g"
+        )  # beyond it, no record is written down
+        known, strange = Counter[str](), Counter[str]()
+        for record, who in zip(self.sketch, self.holders, strict=True):
+            if record <= last:
+                known[who] += 1
+                strange[who] += theirs.get(record, who) != who
+        return all(2 * strange[who] < known[who] for who in known)
 
     def shows(self, other: Identity) -> bool:
         """Whether this run used records as they are that the other one protects."""

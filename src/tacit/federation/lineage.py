@@ -87,7 +87,7 @@ def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Heade
         if ancestor.data.shows(data):
             raise UserError(
                 f"model.start: the run on {ancestor.data.name} behind that model used records as public "
-                "(data.public) that this run would protect; keep seed and data.public, start from another "
+                "(data.public) that this run would protect; keep data.public, start from another "
                 "model, or set model.public: true if those records need no protection"
             )
         if not ancestor.data.overlaps(data):
