@@ -233,7 +233,7 @@ def test_people_by_another_column_are_other_people(config) -> None:
 
 
 def test_records_that_one_run_called_public_are_not_protected_by_the_next(config, dataset) -> None:
-    """`data.public` is the data's own, whatever the seed; of a larger share some are somebody's in a smaller."""
+    """`data.public` is the data's own, whatever the seed; under a smaller share some are somebody's."""
     local = {"steps": 1, "batch": 4, "lr": 0.1}
     settings = {"privacy": EXAMPLE, "local": local, "data__public": 0.3, "method": "adadps"}
     for privacy in (EXAMPLE, None):
