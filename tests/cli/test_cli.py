@@ -152,7 +152,7 @@ def test_missing_things(command, recipe: Path) -> None:
 def test_a_run_is_exported(command, recipe: Path, tmp_path: Path) -> None:
     command("run", recipe, "--out", "r")
     code, out, _ = command("export", "r", "model")
-    assert code == 0 and "Saved in model: README.md, config.json, lineage.json, model.safetensors" in out
+    assert code == 0 and "Saved in model: README.md, config.json, model.safetensors" in out
     code, _, err = command("export", "r", "model")
     assert code == 2 and "model exists already" in err
     command("run", recipe, "--out", "p", "--set", "method=centaur", "--set", "privacy.noise=1")

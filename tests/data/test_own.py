@@ -63,10 +63,10 @@ def test_classes_that_are_named_do_not_depend_on_the_records() -> None:
     made = [tacit.dataset(data, test=rows, **named) for data in (rows, [*rows, {"age": 7, "job": "spy"}])]
     assert {(data.classes, data.label_names) for data in made} == {(3, ("vet", "cook", "spy"))}
     assert made[0].train.labels.tolist() == [1, 0] * 10 and made[1].train.labels[-1] == 2
-    with pytest.raises(tacit.UserError, match="'judge' is not among the classes; known: vet, cook, spy"):
+    with pytest.raises(tacit.UserError, match="'judge' is not among the classes: vet, cook, spy"):
         tacit.dataset([*rows, {"age": 7, "job": "judge"}], test=rows, **named)
-    with pytest.raises(tacit.UserError, match="there twice"):
-        tacit.dataset(rows, features=["age"], label="job", classes=("vet", "vet"))
+    with pytest.raises(tacit.UserError, match="named twice"):
+        tacit.dataset(rows, features=["age"], label="job", classes=("vet", "cook", "vet"))
 
 
 def test_the_same_records_come_out_of_every_library() -> None:

@@ -162,6 +162,7 @@ def test_finished_runs_become_cells_once(tmp_path: Path, monkeypatch: pytest.Mon
         model: {name: mlp, hidden: [4]}
         cohort: 3
         local: {epochs: 1, batch: 20, lr: 0.1}
+        privacy: null
         evaluate: {clients: 5, records: 100}
         sweep: {method: [fedavg, centaur], seed: [0, 1]}
         """
@@ -182,7 +183,7 @@ def test_finished_runs_become_cells_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(results, "ROOT", tmp_path)
     monkeypatch.setattr(results, "KEPT", tmp_path / "docs/results")
     assert results.collect(what, runs, quick=True) == 0
-    page = tmp_path / "page.md"
+    page = tmp_path / "x.md"
     page.write_text(f"before\n{results_page.BEGIN}{results_page.END}\nafter\n")
     results_page.write_page(tmp_path / "docs/results", page)
     assert "- a, seed 0, 2 of 2 rounds done: " in page.read_text()

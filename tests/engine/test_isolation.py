@@ -246,7 +246,10 @@ CALLS: list[str] = []
 
 
 class Late(nn.Module):
-    """Writes to a frozen tensor in one pass of many, hidden from the tape, and reads it in all."""
+    """Writes to a frozen tensor from one pass of many on, hidden from the tape, and reads it in all.
+
+    A pass that the tape watches ends at most of these writes, before anything is written, and is repeated.
+    """
 
     def __init__(self, way: str, call: int) -> None:
         super().__init__()
@@ -257,7 +260,7 @@ class Late(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         CALLS.append(self.way)
-        if len(CALLS) == self.call:
+        if len(CALLS) >= self.call:
             with torch._C.DisableTorchFunction():
                 WRITES[self.way](self.frozen)
         logits: Tensor = self.body(x.flatten(1)) * (1 + self.frozen[70])

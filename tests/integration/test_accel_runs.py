@@ -82,6 +82,7 @@ def test_every_method(method: str) -> None:
 CLIENT_LEVEL: dict[str, dict[str, Any]] = {
     "client": {},
     "adaptive-clip": {"privacy.adaptive": {}},
+    "layered": {"privacy.noise_by_layer": {"*": 0.5}},
     "blt": {"privacy.mechanism": "blt", "cohort": 2},
     "banded": {"privacy.mechanism": {"kind": "banded", "bands": 2}, "cohort": 2},
     "secure": {"privacy.aggregation": "secure"},
@@ -114,7 +115,7 @@ TINY = {
     },
     "roberta": {
         "model_type": "roberta", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "intermediate_size": 24, "max_position_embeddings": 34,
+        "intermediate_size": 24, "max_position_embeddings": 300,  # positions begin after the padding's number
     },
     "vit": {
         "model_type": "vit", "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,

@@ -119,7 +119,7 @@ def test_the_commands_and_their_pictures(
     vectors = Path("r/checkpoint/000002/state.safetensors")
     vectors.write_bytes(vectors.read_bytes()[:-1])
     code, _, err = command("drift", "r")
-    assert code == 2 and "000002: damaged" in err
+    assert code == 2 and "000002 is damaged" in err
 
     private = "privacy: {unit: client, clip: 0.2, noise: 1.0, delta: 1.0e-3}\n"
     file.write_text(GOOD + private)

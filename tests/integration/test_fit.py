@@ -28,8 +28,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "vectors that are bounded": ("worker", bench.MLP | bench.CLIENT),
     "vectors of clipped gradients": ("worker", bench.MLP | bench.EXAMPLE),
     "activations": ("worker", SMALL_VIT),
-    "the server": ("server", bench.MLP),
-    "the server under a guarantee": ("server", bench.MLP | bench.CLIENT),
 }
 
 

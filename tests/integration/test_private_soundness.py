@@ -211,5 +211,5 @@ def test_a_private_run_is_not_judged_by_its_clients_records_afterwards(config, d
         tacit.run(config(rounds=1, privacy=privacy, **shares), name, dataset=dataset)
     with pytest.raises(tacit.UserError, match="the validation records are theirs"):
         tacit.test("secret", dataset=dataset)
-    assert tacit.test("secret", ["evaluate.split=test"], dataset=dataset)[1]["count"] == len(dataset.test)
-    assert tacit.test("seeded", dataset=dataset)[1]["count"] < len(dataset.train)
+    assert tacit.test("secret", ["evaluate.split=test"], dataset=dataset).whole["count"] == len(dataset.test)
+    assert tacit.test("seeded", dataset=dataset).whole["count"] < len(dataset.train)

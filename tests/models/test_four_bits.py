@@ -40,7 +40,9 @@ def test_single_records_are_not_protected_around_it(tmp_path: Path) -> None:
     data, method = texts(), METHODS["fedavg"].algorithm()
     job = build_job(config, tmp_path / "run", dataset=data)
     with pytest.raises(tacit.UserError, match=r"cannot be shown to keep records apart; set it to bf16, or"):
-        build_privacy(config.model_copy(update={"model": frozen}), job.population, method, job.local)
+        build_privacy(
+            config.model_copy(update={"model": frozen}), job.population, method, job.local, job.model
+        )
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
