@@ -209,7 +209,18 @@ def test_a_private_run_is_not_judged_by_its_clients_records_afterwards(config, d
     for name, entropy in (("secret", "os"), ("seeded", "seed")):
         privacy = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": entropy}
         tacit.run(config(rounds=1, privacy=privacy, **shares), name, dataset=dataset)
-    with pytest.raises(tacit.UserError, match="the validation records are theirs"):
-        tacit.test("secret", dataset=dataset)
+    for laid_over in ([], ["privacy.entropy=seed"], ["privacy=null"]):
+        with pytest.raises(tacit.UserError, match="the validation records are theirs"):
+            tacit.test("secret", laid_over, dataset=dataset)
     assert tacit.test("secret", ["evaluate.split=test"], dataset=dataset).whole["count"] == len(dataset.test)
     assert tacit.test("seeded", dataset=dataset).whole["count"] < len(dataset.train)
+
+
+def test_single_clients_of_a_private_run_are_not_tested_whatever_is_laid_over_it(config, dataset) -> None:
+    for name, entropy in (("secret", "os"), ("seeded", "seed")):
+        privacy = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": entropy}
+        tacit.run(config(rounds=1, privacy=privacy, data__holdout=0.3), name, dataset=dataset)
+    for laid_over in ([], ["privacy.entropy=seed"], ["privacy=null"]):
+        with pytest.raises(tacit.UserError, match="claims to protect its clients"):
+            tacit.test_clients("secret", 3, laid_over, dataset=dataset)
+    assert len(tacit.test_clients("seeded", 3, dataset=dataset)[1]["personal"]) == 3

@@ -9,7 +9,6 @@ from typing import Any
 
 from tacit import config as configs
 from tacit.api.folders import RUNS, recorded_config
-from tacit.config import Config
 from tacit.config.build import build_job
 from tacit.config.sweep import load_one
 from tacit.data import Dataset
@@ -62,15 +61,15 @@ def test(place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset |
     is_run = place.is_dir()
     given = configs.parse_overrides(list(overrides))
     config = recorded_config(place, given) if is_run else load_one(place, given)
-    protects = is_run and _claimed(config) is not None
-    if protects and config.evaluate.split == "validation" and config.data.validation:
+    claimed = _claimed(place)
+    if claimed is not None and config.evaluate.split == "validation" and config.data.validation:
         raise UserError(
             f"{place} protects its clients, and the validation records are theirs; exact numbers on them are "
             "outside any guarantee: judge by the test set, --set evaluate.split=test"
         )
     job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
     round = load_newest(job, place) if is_run else 0
-    return tested(job, round, _claimed(config))
+    return tested(job, round, claimed)
 
 
 def test_clients(
@@ -97,7 +96,7 @@ def test_clients(
     config = recorded_config(place, given) if is_run else load_one(place, given)
     if not config.data.holdout:
         raise UserError("clients have no test split of their own; data.holdout was not set")
-    if is_run and _claimed(config) is not None:
+    if _claimed(place) is not None:
         raise UserError(
             f"{place} claims to protect its clients, and exact numbers on each of them are outside the "
             "guarantee; simulations (privacy.entropy: seed) can be tested so"
@@ -110,9 +109,12 @@ def test_clients(
     }
 
 
-def _claimed(config: Config) -> Unit | None:
-    """What a run's guarantee protects; None of a run that claims nothing."""
-    return None if config.privacy is None or config.privacy.entropy != "os" else config.privacy.unit
+def _claimed(place: Path) -> Unit | None:
+    """What a run's guarantee protects, as it was recorded, whatever settings are laid over it now; None of a
+    run that claims nothing, and of a config.
+    """
+    privacy = recorded_config(place).privacy if place.is_dir() else None
+    return None if privacy is None or privacy.entropy != "os" else privacy.unit
 
 
 def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:
