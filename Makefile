@@ -10,7 +10,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/config tests/test_rooms.py \
 	tests/test_randomness.py tests/algorithms/test_methods_transcriptions.py tests/data/test_data_batches.py \
 	tests/data/test_data_partition.py tests/data/test_data_records.py tests/gradients/test_gradients_clipping.py \
-	tests/engine/test_states.py tests/engine/test_csprng.py tests/integration/test_federation.py \
+	tests/engine/test_states.py tests/engine/test_csprng.py tests/federation/test_federation.py \
 	tests/deploy/test_messages.py
 RESULTS := results-002 results-004 results-000 results-003
 

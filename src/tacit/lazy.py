@@ -1,7 +1,9 @@
-"""Packages that import what they are asked for, when they are first asked.
+"""Packages that import what they are asked for, when they are first asked; and torch itself, likewise.
 
 torch takes seconds to import. A command that needs none of it, such as `tacit plan`, should not wait for it
 because a neighbour in the same package does. Type checkers see ordinary imports under `TYPE_CHECKING`.
+
+Modules that `tacit plan` needs, and that compute with torch elsewhere, say `from tacit.lazy import torch`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 def lazily(
@@ -28,3 +30,21 @@ def lazily(
         return found
 
     return find, lambda: sorted([*home, *others])
+
+
+class _Late:
+    """A module that is imported when something of it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self._name), name)
+        setattr(self, name, found)  # asked once
+        return found
+
+
+if TYPE_CHECKING:
+    import torch as torch
+else:
+    torch = _Late("torch")

@@ -18,7 +18,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any, TypeVar, dataclass_transform
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from tacit.errors import UserError
@@ -52,3 +52,42 @@ def section(cls: type[T]) -> type[T]:
     made.__init__ = init
     checked: type[T] = made
     return checked
+
+
+IMPORT = "import:"
+"""Begins a name that is an import path: `{import: "mymodule:Net"}` is kept as `import:mymodule:Net`."""
+
+
+def as_name(value: Any) -> Any:
+    """Raw values of a section with `import: m:f` written as `name: import:m:f`, and a bare name as one."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, dict) and "import" in value:
+        if value.get("name") is not None:
+            raise ValueError("give a name or an import path, not both")
+        return {
+            "name": f"{IMPORT}{value['import']}",
+            **{k: v for k, v in value.items() if k not in ("import", "name")},
+        }
+    return value
+
+
+class Open(BaseModel):
+    """A section whose other keys are options of what it names."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Named(Open):
+    """A name and the options that go with it; the bare name is short for no options."""
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return as_name(value)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import tacit
 import tacit.config
+import tacit.data
+import tacit.data.speech
+import tacit.engine
+import tacit.federation
+import tacit.models
 import tacit.optimizers
 import tacit.privacy
 from tacit.config.methods import METHODS
@@ -19,6 +26,8 @@ LARGE = [
     *["torch", "transformers", "datasets", "scipy", "peft", "dp_accounting", "matplotlib", "pandas"],
     *["scipy.optimize", "scipy.signal", "scipy.stats"],
 ]
+LATE = [tacit, tacit.config, tacit.data, tacit.data.speech, tacit.engine, tacit.federation, tacit.models]
+LATE += [tacit.optimizers, tacit.privacy]
 CODE = """
 import json, sys
 sys.argv = ["tacit", *json.loads(sys.argv[1])]
@@ -64,9 +73,19 @@ def test_the_stored_traffic_is_what_is_measured() -> None:
     assert measured(METHODS) == stored()
 
 
-@pytest.mark.parametrize("package", [tacit, tacit.privacy, tacit.optimizers, tacit.config])
-def test_names_that_are_imported_late_are_there_all_the_same(package: object) -> None:
+def test_reading_a_config_needs_no_large_library() -> None:
+    code = "import sys, tacit.config.schema; print([m for m in sys.argv[1:] if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code, *LARGE], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", LATE)
+def test_names_that_are_imported_late_are_there_all_the_same(package: ModuleType) -> None:
     names = package.__all__
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert not modules & {name for name in names if not isinstance(getattr(package, name), ModuleType)}, (
+        "a module would take the place of the name once it is imported"
+    )
     assert all(getattr(package, name) is not None for name in names)
     assert set(names) <= set(dir(package))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

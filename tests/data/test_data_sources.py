@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import os
 import pickle
-import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,11 +16,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from archives import tgz
 from tacit.data import check, hub, load, names, obtain
 from tacit.data.decode import cifar10, idx
 from tacit.data.known import KNOWN
 from tacit.errors import UserError
-from tacit.fetching import cache, packages
+from tacit.fetching import cache
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = RNG.integers(0, 256, (30, 28, 28), np.uint8), RNG.integers(0, 256, (12, 28, 28), np.uint8)
@@ -46,15 +45,6 @@ def idx_files() -> dict[str, bytes]:
         "package/data/t10k-images-idx3-ubyte": idx_bytes(TEST),
         "package/data/t10k-labels-idx1-ubyte": idx_bytes(TEST_Y),
     }
-
-
-def tgz(path: Path, files: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return path
 
 
 @pytest.fixture
@@ -315,34 +305,3 @@ def test_options_that_would_be_ignored_are_refused() -> None:
 def test_every_name_comes_with_licence_and_origin() -> None:
     assert {"fashion-mnist-slice", "fashion-mnist", "mnist", "cifar-10"} <= set(names())
     assert all(";" in text for text in names().values())
-
-
-def test_a_half_written_entry_never_appears_and_a_damaged_one_is_named() -> None:
-    with pytest.raises(RuntimeError), cache.adding("x") as (scratch, _):
-        np.save(scratch / "a.npy", np.arange(3))
-        raise RuntimeError("killed")
-    assert not cache.has("x") and list(cache.root().iterdir()) == []
-    with cache.adding("x") as (scratch, about):
-        np.save(scratch / "a.npy", np.arange(3))
-        about["n"] = 3
-    with cache.adding("x"):
-        pass  # a slower process; the first entry stays
-    arrays, about = cache.read("x")
-    assert arrays["a"].tolist() == [0, 1, 2] and about == {"n": 3}
-    (cache.root() / "x" / "a.npy").write_bytes(b"torn")
-    with pytest.raises(UserError, match="delete that folder"):
-        cache.read("x")
-
-
-def test_an_unwritable_cache_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match="set TACIT_CACHE"), cache.adding("x"):
-        pass
-
-
-def test_an_archive_cannot_write_outside(tmp_path: Path) -> None:
-    archive = tgz(tmp_path / "bad.tgz", {"../escaped": b"!"})
-    with pytest.raises(UserError, match="cannot be unpacked"):
-        packages.unpack(archive, tmp_path / "into")
-    assert not (tmp_path / "escaped").exists()

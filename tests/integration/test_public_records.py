@@ -13,7 +13,8 @@ import pytest
 
 import tacit
 from conftest import blobs as people
-from tacit.config.build import build_job, split_public
+from tacit.config.build import build_job
+from tacit.data.clients import split_public
 from tacit.errors import UserError
 
 SHARE = 0.1
@@ -48,18 +49,18 @@ def test_every_seed_sets_the_same_records_aside_the_same_share_of_each_class() -
     dataset = blobs(1000)
     labels = dataset.train.labels
     assert labels is not None
-    public, private = split_public(federated(0), dataset)
+    public, private = split_public(federated(0).data, dataset)
     assert np.array_equal(np.sort(np.concatenate([public, private])), np.arange(1000))
     assert len(public) == 100
     for kind in range(4):
         assert abs(int((labels[public] == kind).sum()) - SHARE * int((labels == kind).sum())) <= 1
     for seed in (1, 2):
-        assert np.array_equal(split_public(federated(seed), dataset)[0], public)
+        assert np.array_equal(split_public(federated(seed).data, dataset)[0], public)
 
 
 def test_which_of_a_class_is_public_is_drawn_and_not_its_first() -> None:
     dataset = blobs(1000)
-    public, _ = split_public(federated(0), dataset)
+    public, _ = split_public(federated(0).data, dataset)
     assert abs(public.mean() - 500) < 120, "four standard errors of a uniform draw of a hundred"
 
 

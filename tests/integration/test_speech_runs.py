@@ -21,7 +21,8 @@ from tacit.config.build import build_job
 from tacit.data import Dataset
 from tacit.data.batches import by_seconds
 from tacit.data.speech.tiny import tiny
-from tacit.engine.local import Local, PlainGradients
+from tacit.engine import Local
+from tacit.engine.local import PlainGradients
 from tacit.errors import UserError
 from tacit.federation.start import save_weights, start_from
 from tacit.federation.testing import metrics_by_user
@@ -76,10 +77,10 @@ def test_batches_by_seconds(seconds: list[float], limit: float, epochs: int, see
 
 def test_steps_by_seconds_go_on_through_epochs() -> None:
     durations, rng = np.full(5, 1.0), np.random.default_rng(0)
-    local = Local(2, steps=7, seconds=2.0)
+    local = Local(0.1, 2, 2.0, steps=7)
     rows = list(PlainGradients(local, rng, durations=durations).rows(5))
     assert [len(r) for r in rows] == [2, 2, 1, 2, 2, 1, 2]
-    twice = PlainGradients(Local(2, epochs=2, seconds=2.0), rng, batches_per_step=2, durations=durations)
+    twice = PlainGradients(Local(0.1, 2, 2.0, epochs=2), rng, batches_per_step=2, durations=durations)
     assert len(list(twice.rows(5))) == 2 * 2 * 3
     assert not list(PlainGradients(local, rng, durations=np.zeros(0)).rows(0))
 

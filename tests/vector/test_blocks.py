@@ -279,7 +279,7 @@ def test_a_cut_takes_what_indexing_takes(
 
 @pytest.mark.parametrize("kind", ["architecture", "fine", "tensor"])
 def test_blocks_are_no_more_than_asked_for_and_cover_everything_once(kind: str) -> None:
-    from tacit.models import vit
+    from tacit.models.vit import vit
 
     layout = Layout.of(vit((3, 32, 32), 10, patch=8, width=24, depth=2, heads=3))
     whole = blocks(layout, kind)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from tacit.algorithms import Algorithm
 from tacit.api.folders import recorded_config
 from tacit.config import Config
 from tacit.config.build import build_base, build_dataset, build_model
-from tacit.config.imports import PREFIX
 from tacit.config.methods import build_algorithm
 from tacit.data import Dataset
 from tacit.errors import UserError
@@ -24,6 +23,7 @@ from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs
 from tacit.models.weights import locate
 from tacit.report.card import card, loading
 from tacit.report.compare import read_run
+from tacit.section import IMPORT
 
 
 def trained(
@@ -129,7 +129,7 @@ def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, parti
     section = config.model
     name_labels(model, dataset.label_names)
     how: dict[str, Any] = {"shape": dataset.shape, "classes": dataset.classes}
-    if given or section.name is None or section.name.startswith(PREFIX):
+    if given or section.name is None or section.name.startswith(IMPORT):
         how = {"class": f"{type(model).__module__}.{type(model).__qualname__}", **section.options, **how}
     else:
         how = {"tacit": section.name, **section.options, **how}

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tacit import models, randomness, tasks
+from tacit import randomness, tasks
 from tacit.algorithms import Algorithm
-from tacit.config.imports import PREFIX, made
+from tacit.config.imports import made
 from tacit.config.methods import build_algorithm
-from tacit.config.records import build_augment, refuse_tokens, sized_for_tokens
+from tacit.config.misfits import ask_for_the_unit, refuse_misfits
+from tacit.config.networks import build_base as build_base
+from tacit.config.networks import build_model as build_model
+from tacit.config.records import build_augment
 from tacit.config.records import build_dataset as build_dataset
-from tacit.config.schema import (
-    ClassesPerClient,
-    Config,
-    Dirichlet,
-    HeldByOwners,
-    Iid,
-    Natural,
-    NoiseStatedOn,
-)
-from tacit.data import Dataset, Population, Records, Subset, partition
+from tacit.config.schema import Config
+from tacit.data import Dataset, Population, Records, Subset
+from tacit.data.clients import shared_out, split_public, validation_records
 from tacit.data.records import Timed
+from tacit.data.settings import HeldByOwners
 from tacit.deploy import FlowerSettings, Looks, Owners, Roster
 from tacit.deploy.states import RemoteStates
 from tacit.engine import EngineSettings, Job, Local
@@ -36,70 +31,19 @@ from tacit.engine.states import STATES
 from tacit.engine.url_states import states_of
 from tacit.errors import UserError
 from tacit.federation import Settings
-from tacit.federation.settings import ServerSettings
-from tacit.federation.start import start_from
-from tacit.models import hub
-from tacit.models.lora import adapt, half_frozen, train_only
 from tacit.optimizers.server import OptimizerFactory
-from tacit.privacy import MECHANISMS, FixedSize, Mechanism, Poisson, Sampler, Sampling, as_sampling
-from tacit.privacy.mechanisms.layered import by_layer
+from tacit.privacy import Mechanism, Sampler, Sampling, as_sampling
+from tacit.privacy.choosing import chosen
+from tacit.section import IMPORT
 from tacit.tasks import Task
 from tacit.vector import Layout
-
-LANGUAGE = "language"
-"""The task whose models predict the next token."""
-WORDS = "token-classification"
-"""The task whose models have a class for each token."""
-
-
-def split_public(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of the public records, and of the others, which clients share.
-
-    Which ones are public is a fact about the data and not about a run: every seed sets the same ones aside,
-    so a model that was pre-trained on them has seen no client's of any run. Of each class it is the same
-    share. Where clients are the data's own users, whole users are set aside: a record of a protected client
-    is not public.
-    """
-    n, share, labels = len(dataset.train), config.data.public, dataset.train.labels
-    rng = randomness.generator(0, "public")
-    if share and isinstance(config.data.partition, Natural) and dataset.train.users is not None:
-        names, owner = np.unique(dataset.train.users, return_inverse=True)
-        chosen = np.zeros(len(names), bool)
-        sizes, wanted = np.bincount(owner), round(n * share)
-        for user in rng.permutation(len(names)):
-            if wanted <= 0:
-                break
-            chosen[user] = True
-            wanted -= int(sizes[user])
-        if chosen.all():
-            raise UserError(f"data.public: {share:g} of the records takes all {len(names)} users; lower it")
-        return np.flatnonzero(chosen[owner]), np.flatnonzero(~chosen[owner])
-    order = rng.permutation(n)
-    wanted = round(n * share)
-    if wanted and labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
-        order = order[np.argsort(_turns(labels[order]), kind="stable")]
-    public, private = np.split(order, [wanted])
-    return np.sort(public), np.sort(private)
-
-
-def _turns(labels: NDArray[Any]) -> NDArray[np.float64]:
-    """When each record's turn comes if classes are drawn from evenly: by its share of its own class.
-
-    >>> _turns(np.array([7, 7, 3, 7, 3, 7])).tolist()
-    [0.125, 0.375, 0.25, 0.625, 0.75, 0.875]
-    """
-    turns = np.empty(len(labels))
-    for kind in np.unique(labels):
-        of = np.flatnonzero(labels == kind)
-        turns[of] = (np.arange(len(of)) + 0.5) / len(of)
-    return turns
 
 
 def split_records(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions of the public records, and of those that are trained on; `pretrain.records: public` trains
     on the public ones.
     """
-    public, private = split_public(config, dataset)
+    public, private = split_public(config.data, dataset)
     if config.pretrain is None or config.pretrain.records == "all":
         return public, private
     if not len(public):
@@ -116,36 +60,11 @@ def build_population(
     config: Config, dataset: Dataset, private: NDArray[np.int64] | None = None
 ) -> Population:
     """The clients and what each one holds, out of the `private` records: those that are not public."""
-    records = dataset.train
+    if isinstance(config.data.partition, HeldByOwners):
+        return _owners(config, config.data.partition, dataset)
     if private is None:
         _, private = split_records(config, dataset)
-    rng = randomness.generator(config.seed, "partition")
-    kind = config.data.partition
-    if isinstance(kind, HeldByOwners):
-        return _owners(config, kind, dataset)
-    if isinstance(kind, Iid):
-        parts = partition.iid(len(private), kind.clients, rng)
-    elif isinstance(kind, Dirichlet | ClassesPerClient):
-        if records.labels is None:
-            raise UserError(f"data.partition: {dataset.name} has no labels to split by; use iid or natural")
-        labels = records.labels[private]
-        if isinstance(kind, Dirichlet):
-            parts = partition.dirichlet(labels, kind.clients, kind.alpha, rng)
-        else:
-            parts = partition.classes_per_client(labels, kind.clients, kind.classes, rng)
-    else:
-        if records.users is None:
-            raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
-        parts = partition.natural(records.users[private], rng)
-        if kind.clients is not None:
-            parts = partition.some(parts, kind.clients, rng)
-        if kind.iid == "same-sizes":
-            parts = partition.reassigned(parts, rng)
-        elif kind.iid == "uniform":
-            parts = partition.redrawn(parts, rng)
-    return Population(
-        records, parts.offsets, private[parts.indices], config.data.holdout, config.data.validation
-    )
+    return shared_out(config.data, dataset, private, config.seed)
 
 
 def _owners(config: Config, kind: HeldByOwners, dataset: Dataset) -> Population:
@@ -164,75 +83,11 @@ def _owners(config: Config, kind: HeldByOwners, dataset: Dataset) -> Population:
     return Owners(roster, Looks(dataset.shape, dataset.classes, dataset.label_names))
 
 
-def validation_records(population: Population, dataset: Dataset) -> Records:
-    """Records to choose settings by: every client's validation split together, or else the data set's own."""
-    if not population.validation and dataset.validation is not None:
-        return dataset.validation
-    held_out = [population.validate(client) for client in range(len(population))]
-    return Subset(population.records, np.concatenate(held_out))
-
-
-def build_model(config: Config, dataset: Dataset, weights: bool = True) -> nn.Module:
-    """The network, with weights by the run's seed or from `model.start`; what is trained has a gradient.
-
-    Without `weights` it has shapes and types alone, and no file of weights is read.
-    """
-    section = config.model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(randomness.torch_seed(config.seed, "model"))
-        model = _network(config, dataset, weights)
-        if section.start is not None and weights:
-            start_from(model, section.start)
-        if section.lora is not None:
-            adapt(model, section.lora)
-        if section.frozen != "float32":
-            half_frozen(model)
-    refuse_tokens(model, dataset)
-    if section.train is not None:
-        train_only(model, section.train, adapted=section.lora is not None)
-    return model
-
-
-def build_base(config: Config, dataset: Dataset) -> nn.Module:
-    """The network of `build_model` as it was before any adapter."""
-    return build_model(
-        config.model_copy(update={"model": config.model.model_copy(update={"lora": None, "train": None})}),
-        dataset,
-    )
-
-
-def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Module:
-    section, task = config.model, dataset.task if config.task is None else config.task.name
-    sizes = (dataset.shape, dataset.classes)
-    if section.hub is not None:
-        frozen = section.frozen if weights else "empty"
-        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline, frozen, task == WORDS)
-    if section.config is not None:
-        return hub.from_config(
-            sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE, task == WORDS
-        )
-    assert section.name is not None  # the schema asks for one of the three
-    if section.name.startswith(PREFIX):
-        model = made(section.name, "model", section.options, shape=dataset.shape, classes=dataset.classes)
-        if not isinstance(model, nn.Module):
-            raise UserError(
-                f"model.import: {section.name} gives a {type(model).__name__}, not a torch module"
-            )
-        return model
-    try:
-        return models.build(section.name, *sizes, **section.options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        given = ", ".join(f"{key}: {value!r}" for key, value in section.options.items())
-        raise UserError(
-            f"model: {section.name} cannot be built with {given or 'its defaults'} ({error})"
-        ) from None
-
-
 def build_task(config: Config, dataset: Dataset) -> Task:
     """What the model is trained for."""
     if config.task is None:
         return tasks.build(dataset.task)
-    if config.task.name.startswith(PREFIX):
+    if config.task.name.startswith(IMPORT):
         task: Task = made(config.task.name, "task", config.task.options)
         return task
     return tasks.build(config.task.name, **config.task.options)
@@ -264,8 +119,8 @@ def build_job(
         raise UserError(f"cohort: {config.cohort.size} of {len(population)} clients; lower cohort.size")
     if config.evaluate.clients and not config.data.holdout:
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
-    _refuse_misfits(config, algorithm)
-    _ask_for_the_unit(config, dataset)
+    refuse_misfits(config, algorithm)
+    ask_for_the_unit(config, dataset)
     local = build_local(config, dataset)
     model = model or build_model(config, dataset)
     return Job(
@@ -323,76 +178,8 @@ def build_local(config: Config, dataset: Dataset) -> Local:
                 "long it is; set local.batch"
             )
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
-    steps, epochs, decay = section.steps, section.epochs, section.weight_decay
-    return Local(batch, steps, epochs, decay, section.clip, section.seconds, section.within)
-
-
-def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
-    """Settings that the algorithm would ignore, or that it cannot work with."""
-    if algorithm.own_server_rule and config.server != ServerSettings(device=config.server.device):
-        raise UserError(
-            f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
-        )
-    privacy = config.privacy
-    if (
-        config.evaluate.layers
-        and privacy is not None
-        and privacy.unit == "client"
-        and privacy.entropy == "os"
-    ):
-        raise UserError(
-            "evaluate.layers: exact norms of protected clients' updates are outside any guarantee; leave it "
-            "out, or set privacy.entropy to seed, which makes the run a simulation"
-        )
-    if algorithm.needs_steps and privacy is not None and privacy.unit == "client" and not config.local.steps:
-        raise UserError(
-            f"local.epochs: {config.method.name} uses the number of local steps, which would tell of "
-            "the protected clients' sizes; set local.steps instead"
-        )
-    if privacy is not None and privacy.metrics is not None and privacy.entropy == "os":
-        _refuse_exact(config)
-    if algorithm.needs_public and not config.data.public:
-        raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
-    if algorithm.personal_part and config.privacy is not None and config.privacy.unit == "example":
-        raise UserError(
-            f"privacy.unit: {config.method.name} trains a personal part in a pass of its own, which example-"
-            "level accounting does not cover; use unit: client"
-        )
-
-
-def _refuse_exact(config: Config) -> None:
-    """Other ways to exact numbers about protected records, where private metrics were asked for."""
-    assert config.privacy is not None
-    if config.evaluate.clients:
-        instead = ", set privacy.metrics.accuracy" if config.privacy.unit == "client" else ""
-        raise UserError(
-            f"evaluate.clients: with privacy.metrics nothing exact is told of clients; leave it out{instead}"
-        )
-    if config.evaluate.split == "validation" and config.data.validation:
-        raise UserError(
-            "evaluate.split: with privacy.metrics nothing exact is told of clients, and the validation "
-            "records are theirs; judge by the test set"
-        )
-
-
-def _ask_for_the_unit(config: Config, dataset: Dataset) -> None:
-    """A preset must not decide for a person whether their users or single records are protected.
-
-    Where clients are the users and whole clients are protected, nothing weaker could have been meant.
-    """
-    privacy = config.privacy
-    if privacy is None or not config._assumed_unit or dataset.train.users is None:
-        return
-    if privacy.unit == "client" and isinstance(config.data.partition, Natural):
-        return
-    whose = (
-        "single records" if privacy.unit == "example" else "whole clients, and here a user is not a client"
-    )
-    raise UserError(
-        f"privacy.unit: {dataset.name} has users, and {config.method.name} by itself protects {whose}; say "
-        "which it shall be: `unit: client` (with data.partition: {kind: natural}, all of a user's records) "
-        "or `unit: example` (each record)"
-    )
+    known = {field.name: getattr(section, field.name) for field in fields(section)}
+    return Local(**known | {"batch": batch})
 
 
 def build_settings(
@@ -414,8 +201,6 @@ def build_settings(
         )
     return Settings(
         rounds=config.rounds,
-        lr=config.local.lr,
-        lr_schedule=config.local.schedule.over(config.rounds),
         server=config.server,
         optimizer=optimizer,
         weighted=config.weights == "examples",
@@ -431,8 +216,7 @@ def build_sampling(config: Config, clients: int, sampler: Sampler | None = None)
         return _own_sampling(config, clients, sampler)
     client_level = config.privacy is not None and config.privacy.unit == "client"
     in_turn = config.privacy is not None and config.privacy.mechanism is not None
-    kind = config.cohort.sampling or ("poisson" if client_level and not in_turn else "fixed")
-    return FixedSize(config.cohort.size) if kind == "fixed" else Poisson(config.cohort.size / clients)
+    return config.cohort.drawn(clients, "poisson" if client_level and not in_turn else "fixed")
 
 
 def _own_sampling(config: Config, clients: int, sampler: Sampler) -> Sampling:
@@ -462,66 +246,13 @@ def build_privacy(
     section = config.privacy
     if section is None:
         return None
-    assert not isinstance(section.noise, NoiseStatedOn)  # the schema has made a multiplier of it
-    options: dict[str, Any] = {} if section.noise_at == "server" else {"noise_at": section.noise_at}
-    if section.adaptive is not None:
-        options |= asdict(section.adaptive)
-    kind: str = section.unit if section.adaptive is None else "adaptive-clip"
-    if section.aggregation == "secure":
-        if section.unit == "example" or section.adaptive is not None or section.mechanism is not None:
-            raise UserError(
-                "privacy.aggregation: secure is for whole clients, with independent noise and one clipping "
-                "norm; set unit: client, and leave out privacy.adaptive and privacy.mechanism"
-            )
-        shares = {"threshold": section.threshold, "colluding": section.colluding}
-        kind, options = "secure", options | {name: v for name, v in shares.items() if v is not None}
-    if section.mechanism is not None:
-        if section.adaptive is not None:
-            raise UserError(
-                "privacy.adaptive: correlated noise of earlier rounds was sized by the clipping norm they "
-                "had, so it must not move; leave out privacy.adaptive or privacy.mechanism"
-            )
-        given = section.mechanism.model_dump(exclude_none=True)
-        kind = given.pop("kind")
-        options |= given | {"rounds": config.rounds}
-    if section.unit == "example" and (options or section.noise_by_layer):
-        raise UserError(
-            "privacy.noise_at, privacy.adaptive, privacy.mechanism and privacy.noise_by_layer are for whole "
-            "clients; at example level each client noises its own gradients: leave them out, or set unit: "
-            "client"
-        )
-    if section.noise_by_layer:
-        if kind != "client":
-            raise UserError(
-                "privacy.noise_by_layer goes with independent noise and one clipping norm that stays; leave "
-                "out privacy.adaptive, privacy.mechanism and privacy.aggregation"
-            )
+
+    def uploads() -> tuple[dict[str, int], Layout]:
         layout = Layout.of(model, algorithm.personal_part)
-        groups = by_layer(section.noise_by_layer, section.clip, algorithm.uploads(layout), layout)
-        kind, options = "layered", options | {"factors": section.noise_by_layer, "groups": groups}
-    if section.unit == "example" and config.model.frozen == "4bit":
-        raise UserError(
-            "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to "
-            "keep records apart; set it to bf16, or privacy.unit to client"
-        )
-    if section.unit == "client" and isinstance(population, Owners):
-        options["deployed"] = True
-    metrics = section.metrics
-    if metrics is not None and metrics.accuracy and (section.unit == "example" or not config.data.holdout):
-        raise UserError(
-            "privacy.metrics.accuracy: it is of whole clients on test records of their own; set unit: client "
-            "and data.holdout to 0.1, or leave it out"
-        )
-    mechanism = MECHANISMS[kind](
-        noise=1.0 if section.noise is None else section.noise,
-        delta=section.delta,
-        clip=section.clip,
-        sampling=build_sampling(config, len(population), sampler),
-        epsilon=section.epsilon,
-        entropy=section.entropy,
-        metrics=metrics,
-        **options,
-    )
+        return algorithm.uploads(layout), layout
+
+    sampling = build_sampling(config, len(population), sampler)
+    mechanism = chosen(section, sampling, config.rounds, uploads, isinstance(population, Owners))
     if section.noise is None:
         mechanism = mechanism.calibrated(workload(population, local, algorithm, config.seed), config.rounds)
     return mechanism

@@ -1,7 +1,7 @@
 """One's own model, data, algorithm or task by import path: `model: {import: "mymodule:Net", width: 64}`.
 
-In a config it is kept as the name `import:mymodule:Net`. The module is looked for as Python would from the
-folder that the command is started in.
+In a config it is kept as the name `import:mymodule:Net` (`tacit.section`). The module is looked for as Python
+would from the folder that the command is started in.
 """
 
 from __future__ import annotations
@@ -13,25 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import UserError
-
-PREFIX = "import:"
-
-
-def as_name(value: Any) -> Any:
-    """Raw config values with `import: m:f` written as `name: import:m:f`."""
-    if isinstance(value, dict) and "import" in value:
-        if value.get("name") is not None:
-            raise ValueError("give a name or an import path, not both")
-        return {
-            "name": f"{PREFIX}{value['import']}",
-            **{k: v for k, v in value.items() if k not in ("import", "name")},
-        }
-    return value
+from tacit.section import IMPORT
 
 
 def imported(name: str, what: str) -> Any:
     """What `import:module:attribute` names."""
-    module, _, attribute = name.removeprefix(PREFIX).partition(":")
+    module, _, attribute = name.removeprefix(IMPORT).partition(":")
     if not module or not attribute:
         raise UserError(f"{what}.import: write it as module:name, for example mymodule:Net (got {name!r})")
     here = str(Path.cwd())
@@ -65,6 +52,6 @@ def made(name: str, what: str, options: dict[str, Any], **known: Any) -> Any:
         inspect.signature(found).bind(**given, **options)
     except TypeError as error:
         raise UserError(
-            f"{what}: {name.removeprefix(PREFIX)}: {error}; its options are {', '.join(takes) or 'none'}"
+            f"{what}: {name.removeprefix(IMPORT)}: {error}; its options are {', '.join(takes) or 'none'}"
         ) from None
     return found(**given, **options)

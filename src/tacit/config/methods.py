@@ -13,9 +13,10 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from tacit.config.imports import PREFIX, made
+from tacit.config.imports import made
 from tacit.config.merging import merged
 from tacit.errors import UserError
+from tacit.section import IMPORT
 
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
@@ -149,7 +150,7 @@ def find(name: str) -> Method:
 
 def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     """The algorithm that a config's `method` names; an unknown name or option is refused."""
-    if name.startswith(PREFIX):
+    if name.startswith(IMPORT):
         from tacit.algorithms import Algorithm
 
         own = made(name, "method", dict(options))

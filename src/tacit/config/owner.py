@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from tacit.config.build import build_dataset, build_job, build_population
-from tacit.config.imports import PREFIX
 from tacit.config.loading import load, parse
-from tacit.config.schema import Config, Data
+from tacit.config.schema import Config
 from tacit.data import Dataset
 from tacit.data.identity import Identity, identify
+from tacit.data.settings import Data
 from tacit.data.tokens import BYTES
 from tacit.deploy import Allow, alone
 from tacit.deploy.client import Prepared
@@ -37,7 +37,7 @@ from tacit.deploy.roster import NAME
 from tacit.errors import UserError
 from tacit.privacy import SecureSum
 from tacit.reading import read_text
-from tacit.section import Section
+from tacit.section import IMPORT, Section
 
 CLIENT = "client.yaml"
 
@@ -161,7 +161,7 @@ def asked(config: Config) -> Asked:
     names += [
         name
         for name in (model.name, config.task.name if config.task else None)
-        if name and name.startswith(PREFIX)
+        if name and name.startswith(IMPORT)
     ]
     names += [config.data.tokenizer] if config.data.tokenizer != BYTES else []
     needs: list[Number] = ["examples"] if config.weights == "examples" else []

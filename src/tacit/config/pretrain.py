@@ -11,14 +11,42 @@ itself, and the server's optimizer (LARS) makes the central steps. A batch is dr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import PositiveFloat, PositiveInt
 
 from tacit.errors import UserError
+from tacit.optimizers.schedules import AnySchedule, Constant
+from tacit.section import Open
 
 FEDERATED = ("rounds", "method", "cohort", "weights", "local", "server", "privacy")
 """Sections that a federation has and a central training has not."""
 EVALUATIONS = 10
 """How often a central training is tested and saved, unless it says so itself."""
+
+
+class Pretraining(Open):
+    """Central training of a seed model, on data that needs no protection: no clients, no rounds.
+
+    It is a federation of one client that takes one step a round, so the server's optimizer sees gradients;
+    `expanded` fills the other sections from this one. Other keys are the optimizer's options.
+    """
+
+    steps: PositiveInt
+    """Steps of the optimizer in all."""
+    lr: PositiveFloat
+    batch: PositiveInt | None = None
+    """Records in a batch."""
+    seconds: PositiveFloat | None = None
+    """Seconds of sound in a batch, instead of a number of records."""
+    records: Literal["all", "public"] = "all"
+    """`public`: those alone that `data.public` sets aside, which are then no client's in a run that does so
+    too.
+    """
+    optimizer: str = "lars"
+    clip: PositiveFloat | None = 1.0
+    """Largest norm of a step's gradient."""
+    schedule: AnySchedule = Constant()
 
 
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 from tacit import data
-from tacit.config.imports import PREFIX, made
+from tacit.config.imports import made
 from tacit.config.schema import Config
 from tacit.data import Dataset, TextRecords, Tokenizer
 from tacit.data.augment import Augment
@@ -20,15 +17,13 @@ from tacit.data.table import Format, read_table
 from tacit.data.tokens import BYTES, Bytes, from_folder
 from tacit.errors import UserError
 from tacit.models.weights import locate
-
-OFFSET = ("roberta", "xlm-roberta", "camembert")
-"""Models that number places from the padding's id on, and so have fewer than their config says."""
+from tacit.section import IMPORT
 
 
 def build_dataset(config: Config) -> Dataset:
     """The records, fetched if need be."""
     section, normalise = config.data, config.data.normalise
-    if section.name.startswith(PREFIX):
+    if section.name.startswith(IMPORT):
         found = made(section.name, "data", section.options)
         if not isinstance(found, Dataset):
             raise UserError(
@@ -113,36 +108,6 @@ def build_tokenizer(config: Config) -> Tokenizer:
             "minilm, or bytes"
         )
     return named_tokenizer(name, config.data.offline, config.data.max_length)
-
-
-def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str, Any] | str:
-    """A transformers config as it is given, and what the tokenizer decides where that is left out."""
-    if dataset.tokenizer is None or isinstance(config, str):
-        return config
-    tokenizer = dataset.tokenizer
-    # An architecture's usual start and end are ids of its own tokenizer, and only matter for generation.
-    own = {"pad_token_id": tokenizer.pad, "bos_token_id": None, "eos_token_id": None}
-    return {"vocab_size": tokenizer.vocabulary, **own, **config}
-
-
-def refuse_tokens(model: nn.Module, dataset: Dataset) -> None:
-    """A model whose tables are too small would fail at the first rare token, or at the first long text."""
-    config = getattr(model, "config", None)
-    if dataset.tokenizer is None or config is None:
-        return
-    known, wanted = getattr(config, "vocab_size", None), dataset.tokenizer.vocabulary
-    if known is not None and known < wanted:
-        raise UserError(
-            f"data.tokenizer: the tokenizer has {wanted} tokens and the model {known}; they belong together, "
-            "so name the model's own, or give model.config a vocab_size"
-        )
-    places = getattr(config, "max_position_embeddings", None)
-    if places is not None and config.model_type in OFFSET:
-        places -= config.pad_token_id + 1
-    if places is not None and dataset.shape[0] > places:
-        raise UserError(
-            f"data.max_length: the model reads at most {places} tokens, not {dataset.shape[0]}; lower it"
-        )
 
 
 def build_augment(config: Config, dataset: Dataset) -> Augment | None:

@@ -14,18 +14,20 @@ guarantee for examples it is (see `Worker`), like all other randomness.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
-from torch.nn import functional
 
 from tacit import randomness
-from tacit.data.records import Batch
+from tacit.lazy import torch
 from tacit.section import section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacit.data.records import Batch
 
 Key = int | Callable[[int, int, NDArray[np.int64]], NDArray[np.uint64]]
 """Names a client's random numbers: a number, or a function of step, purpose and place to 64 secret bits."""
@@ -60,6 +62,6 @@ def _words(key: Key, step: int, rows: NDArray[np.int64], purpose: int) -> Tensor
 def _cut(pictures: Tensor, margin: int, down: Tensor, right: Tensor) -> Tensor:
     """From each picture with a margin, a part of the old size that starts at (down, right)."""
     height, width = pictures.shape[2:]
-    padded = functional.pad(pictures, (margin,) * 4)
+    padded = torch.nn.functional.pad(pictures, (margin,) * 4)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, C, down, right, H, W]
     return windows[torch.arange(len(pictures)), :, down, right]

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, PositiveFloat
 
 from tacit.data import hub, leaf, text_sets
 from tacit.data.decode import Arrays
@@ -32,7 +31,6 @@ from tacit.data.tokens import Tokenizer
 from tacit.errors import UserError
 from tacit.fetching import cache
 from tacit.fetching.hub import Unavailable
-from tacit.section import Section
 
 SLICE = "fashion-mnist-slice"
 FOLDER = "folder"
@@ -65,13 +63,6 @@ class Dataset:
     """What the classes are called, where that is known; one for each."""
     tokens: tuple[str, ...] = ()
     """What the classes stand for where they spell a text (speech): one string for each."""
-
-
-class Normalise(Section):
-    """What is subtracted from pixels between 0 and 1, and divided by: one number, or one for each channel."""
-
-    mean: Annotated[tuple[float, ...], Field(min_length=1)]
-    std: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
 
 
 class Pictures(NamedTuple):

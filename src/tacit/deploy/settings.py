@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from tacit.deploy.folders import KEY
-from tacit.deploy.keys import PrivateKey, read_key
-from tacit.deploy.masked_sums import MaskedSums
-from tacit.deploy.server import LOG, Deployed, Patience, Transport
-from tacit.engine import Job
 from tacit.engine.contract import Replay, free
-from tacit.privacy import SecureSum
 from tacit.section import Section
-from tacit.vector import Vectors
+
+if TYPE_CHECKING:
+    from tacit.deploy.keys import PrivateKey
+    from tacit.deploy.server import Deployed, Patience, Transport
+    from tacit.engine import Job
+    from tacit.vector import Vectors
 
 
 def deployed(job: Job, transport: Transport, key: PrivateKey, log: Path, patience: Patience) -> Deployed:
     """The engine for a job whose clients are real: under secure aggregation it never sees an update."""
+    from tacit.deploy.masked_sums import MaskedSums
+    from tacit.deploy.server import Deployed
+    from tacit.privacy import SecureSum
+
     kind = MaskedSums if isinstance(job.privacy, SecureSum) else Deployed
     return kind(job, transport, key, log, patience)
 
@@ -36,6 +39,9 @@ class FlowerSettings(Section):
 
     def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Deployed:
         from tacit.deploy.flower import SuperLinkTransport
+        from tacit.deploy.folders import KEY
+        from tacit.deploy.keys import read_key
+        from tacit.deploy.server import LOG, Patience
 
         folder = Path(self.federation).expanduser()
         transport = SuperLinkTransport(folder)

@@ -1,14 +1,19 @@
 """Engines run clients. Which one runs a cohort changes how long it takes, and nothing else."""
 
+from typing import TYPE_CHECKING
+
 from tacit.engine.contract import Engine, Order, Participant, Report, Tune, shards
-from tacit.engine.inprocess import InProcess, InProcessSettings
-from tacit.engine.kinds import AutoSettings, EngineSettings
-from tacit.engine.local import Local
-from tacit.engine.pool import Pool, PoolSettings
-from tacit.engine.ray import RaySettings
-from tacit.engine.states import ClientStates, DirectoryStates
-from tacit.engine.worker import ClientError, Job, Worker
+from tacit.engine.kinds import AutoSettings, EngineSettings, InProcessSettings, PoolSettings
+from tacit.engine.ray_settings import RaySettings
+from tacit.engine.settings import Local
+from tacit.lazy import lazily
 from tacit.section import Section
+
+if TYPE_CHECKING:
+    from tacit.engine.inprocess import InProcess
+    from tacit.engine.pool import Pool
+    from tacit.engine.states import ClientStates, DirectoryStates
+    from tacit.engine.worker import ClientError, Job, Worker
 
 ENGINES: dict[str, type[Section]] = {
     "auto": AutoSettings,
@@ -40,3 +45,14 @@ __all__ = [
     "Worker",
     "shards",
 ]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "tacit.engine.inprocess": "InProcess",
+        "tacit.engine.pool": "Pool",
+        "tacit.engine.states": "ClientStates DirectoryStates",
+        "tacit.engine.worker": "ClientError Job Worker",
+    },
+    *__all__,
+)

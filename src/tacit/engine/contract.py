@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from tacit.engine.states import NONE
-from tacit.privacy.bounding import Bounding
 from tacit.section import section
-from tacit.vector import Vectors
 
+if TYPE_CHECKING:
+    from tacit.privacy.bounding import Bounding
+    from tacit.vector import Vectors
+
+NONE = ""
+"""The version of a client that has no state yet."""
 SHARDS, SHARD = 16, 8
 """A cohort is cut into shards of `SHARD` clients, but into no fewer than `SHARDS` of them.
 

@@ -22,16 +22,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import AfterValidator
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tacit.errors import UserError
+from tacit.lazy import torch
 from tacit.section import Section
-from tacit.vector import Vectors
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from tacit.vector import Vectors
 
 Precision = Literal["float32", "bf16"]
 KINDS = ("cuda", "xpu", "mps")
@@ -178,8 +180,10 @@ def _moved(model: nn.Module, device: str) -> dict[int, Any]:
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         there = parameter.detach().to(device)
-        plain = type(parameter) is nn.Parameter  # a quantised one moves what it needs to be read, too
-        memo[id(parameter)] = nn.Parameter(there, parameter.requires_grad) if plain else parameter.to(device)
+        plain = type(parameter) is torch.nn.Parameter  # a quantised one moves what it needs to be read, too
+        memo[id(parameter)] = (
+            torch.nn.Parameter(there, parameter.requires_grad) if plain else parameter.to(device)
+        )
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().to(device)
     return memo
@@ -196,6 +200,8 @@ def forget_activations(model: nn.Module) -> None:
         raise UserError(
             "engine.activation_checkpointing: this model has no sequence of equal layers; leave it out"
         )
+    from torch.utils.checkpoint import checkpoint
+
     for layer in layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
@@ -206,6 +212,10 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     for part in model.modules():
         children = list(part.children())
         alike = len(children) > 1 and len({type(child) for child in children}) == 1
-        if isinstance(part, (nn.Sequential, nn.ModuleList)) and alike and len(children) > len(found):
+        if (
+            isinstance(part, (torch.nn.Sequential, torch.nn.ModuleList))
+            and alike
+            and len(children) > len(found)
+        ):
             found = children
     return found

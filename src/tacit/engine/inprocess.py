@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
-from tacit.engine.contract import Order, Participant, Progress, Replay, Report, Tune, free, ignore, shards
-from tacit.engine.device import HOST, Compute, DeviceSettings
+from tacit.engine.contract import Order, Participant, Progress, Report, Tune, ignore, shards
+from tacit.engine.device import HOST, Compute
 from tacit.engine.guard import Shown
-from tacit.engine.kinds import Threads
 from tacit.engine.worker import Job, Worker
 from tacit.vector import Vectors
-
-
-class InProcessSettings(DeviceSettings):
-    """`engine: {kind: in-process}`: clients one after the other, in the main process."""
-
-    kind: Literal["in-process"] = "in-process"
-    threads: Threads = 1
-
-    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> InProcess:
-        return InProcess(job, self.threads, self.one())
 
 
 class InProcess:

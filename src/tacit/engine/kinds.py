@@ -1,7 +1,8 @@
 """What a config's `engine` section is: settings that can open an engine.
 
-One file for each kind, and one line in `tacit.engine.ENGINES`. An object of one's own with an `open` of this
-shape is passed to `tacit.run(engine=…)`.
+One file for each engine, and one line in `tacit.engine.ENGINES`. An object of one's own with an `open` of
+this shape is passed to `tacit.run(engine=…)`. Settings are read by commands that run nothing, so an engine,
+and torch with it, is imported when it is opened.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pydantic import Field
 from tacit.engine.contract import Engine, Replay, free
 from tacit.engine.device import Compute, DeviceSettings
 from tacit.system import cores, starts_workers
-from tacit.vector import Vectors
 
 if TYPE_CHECKING:
     from tacit.engine.worker import Job
+    from tacit.vector import Vectors
 
 Threads = Annotated[int, Field(ge=1, le=256)]
 """Threads of each worker: more may change a result in its last bits."""
@@ -55,6 +56,34 @@ class AutoSettings(DeviceSettings):
         workers = most if self.workers == "auto" else self.workers
         if workers == 0 or (self.workers == "auto" and (workers == 1 or not starts_workers())):
             return InProcess(job, self.threads, computes[0])
+        return Pool(job, message, workers, self.threads, before_replay, computes=computes)
+
+
+class InProcessSettings(DeviceSettings):
+    """`engine: {kind: in-process}`: clients one after the other, in the main process."""
+
+    kind: Literal["in-process"] = "in-process"
+    threads: Threads = 1
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Engine:
+        from tacit.engine.inprocess import InProcess
+
+        return InProcess(job, self.threads, self.one())
+
+
+class PoolSettings(DeviceSettings):
+    """`engine: {kind: pool}`: clients shared out among processes of this machine."""
+
+    kind: Literal["pool"] = "pool"
+    workers: Workers | Literal["auto"] = "auto"
+    """Processes; `auto` is one for each core, or for each accelerator."""
+    threads: Threads = 1
+
+    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Engine:
+        from tacit.engine.pool import Pool
+
+        computes = self.computes()
+        workers = min(share(computes), max(cohort, 1)) if self.workers == "auto" else self.workers
         return Pool(job, message, workers, self.threads, before_replay, computes=computes)
 
 

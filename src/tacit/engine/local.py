@@ -16,40 +16,12 @@ from torch import Tensor
 from tacit.algorithms import Algorithm
 from tacit.data import Batch, Population, Records, batches
 from tacit.engine.isolation import Pristine
+from tacit.engine.settings import Local
 from tacit.gradients import ClippedGradient, batch_size, plain_gradient
 from tacit.gradients.records import in_full
-from tacit.optimizers import Within
 from tacit.privacy import Bits, ExampleLevel, Workload
 from tacit.tasks import Task
 from tacit.vector import Flat
-
-
-@dataclass(frozen=True)
-class Local:
-    """How long and on what batches a client trains in a round."""
-
-    batch: int
-    """Records in a batch; with `seconds`, about how many that makes."""
-    steps: int | None = None
-    epochs: int | None = None
-    weight_decay: float = 0.0
-    """λ of an L2 term: adds λ y to every gradient (AdamW methods decouple their own)."""
-    clip: float | None = None
-    """Largest norm of a step's mean gradient; a matter of stability, not of privacy."""
-    seconds: float | None = None
-    """Batches of up to so many seconds of sound, instead of a number of records."""
-    within: Within | None = None
-    """The rate's shape over a round's steps."""
-
-    def factor(self, step: int, total: int) -> float:
-        """Of the round's rate, at one of its `total` steps."""
-        return 1.0 if self.within is None else self.within(step, total)
-
-    def nominal_steps(self, examples: float) -> int:
-        """Local steps of a client with that many examples."""
-        if self.steps is not None:
-            return self.steps
-        return int((self.epochs or 1) * max(1, -(-examples // self.batch)))
 
 
 def nothing() -> None:

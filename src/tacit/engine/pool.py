@@ -30,16 +30,15 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit.engine import shared
 from tacit.engine.contract import Order, Participant, Progress, Replay, Report, Tune, free, ignore, shards
-from tacit.engine.device import HOST, Compute, DeviceSettings
+from tacit.engine.device import HOST, Compute
 from tacit.engine.fork_server import SUPPORTED, Forked, ForkServer
-from tacit.engine.kinds import Threads, Workers, share
 from tacit.engine.shared import Place
 from tacit.engine.worker import ClientError, Job
 from tacit.errors import UserError
@@ -84,20 +83,6 @@ class _Process:
     born: float = 0.0
     ready: bool = False
     failures: int = 0
-
-
-class PoolSettings(DeviceSettings):
-    """`engine: {kind: pool}`: clients shared out among processes of this machine."""
-
-    kind: Literal["pool"] = "pool"
-    workers: Workers | Literal["auto"] = "auto"
-    """Processes; `auto` is one for each core, or for each accelerator."""
-    threads: Threads = 1
-
-    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Pool:
-        computes = self.computes()
-        workers = min(share(computes), max(cohort, 1)) if self.workers == "auto" else self.workers
-        return Pool(job, message, workers, self.threads, before_replay, computes=computes)
 
 
 def slots(sizes: Mapping[str, int]) -> int:

@@ -27,11 +27,10 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from tacit.engine import shared
 from tacit.engine.contract import (
@@ -48,8 +47,8 @@ from tacit.engine.contract import (
     shards,
 )
 from tacit.engine.device import DeviceSettings
-from tacit.engine.kinds import Threads
 from tacit.engine.ray_cluster import Cluster, import_ray, one_line
+from tacit.engine.ray_settings import RaySettings
 from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker, joined, software
 from tacit.engine.states import NONE, DirectoryStates
 from tacit.engine.url_states import UrlStates
@@ -86,44 +85,6 @@ class Patience:
     """A task may take so many times the longest one of its kind before, and `least` in any case."""
     losses: int = 3
     """Of one shard, or of workers that could not start, in a row."""
-
-
-class RaySettings(DeviceSettings):
-    """`engine: {kind: ray}`: clients shared out among the machines of a Ray cluster."""
-
-    kind: Literal["ray"] = "ray"
-    address: Annotated[str, Field(pattern=r"^(auto|local|[^\s/]+:\d+)$")] = "auto"
-    """A cluster's HOST:PORT; `local` starts one for this run, on this machine; `auto` takes the one that
-    RAY_ADDRESS names or that runs here, and else starts one.
-    """
-    workers: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = "auto"
-    """`auto`: as many as the cluster has room for, also when it grows."""
-    threads: Threads = 1
-    """Of each worker, which is also how many processors it takes of the cluster's."""
-    gpus: Annotated[float, Field(ge=0)] = 0
-    """Of each worker, which sees no others; half of one is 0.5."""
-    state: (
-        Literal["auto", "shared", "carried"] | Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*://\S+$")]
-    ) = "auto"
-    """Client state: in the run's folder, which every machine sees (`shared`), sent along with its work
-    (`carried`), or in an object store (its URL). `auto`: one of the first two, as each machine can.
-    """
-    isa: Literal["same", "avx2", "any"] = "same"
-    """Processors that differ change results in their last bits: refuse those (`same`), hold all of them to
-    AVX2, or take any and say so.
-    """
-    insecure: bool = False
-    """Use a cluster that lets in whoever reaches it."""
-    wait: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds without any worker after which the run is given up (saved, to be resumed)."""
-
-    @property
-    def states_url(self) -> str | None:
-        """Where client states are, if that is neither the run's folder nor the driver."""
-        return self.state if "://" in self.state else None
-
-    def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Ray:
-        return Ray(job, message, cohort, self, before_replay, Patience(nobody=self.wait))
 
 
 @dataclass

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tacit.engine.contract import NONE as NONE
 from tacit.errors import UserError
 from tacit.reading import read_bytes
 from tacit.system import sync
@@ -26,8 +27,6 @@ from tacit.vector import Vectors
 
 STATES = "client-states"
 """The folder of a run that holds them."""
-NONE = ""
-"""The version of a client that has no state yet."""
 
 
 def version(round: int, attempt: int, replay: int) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from tacit.data import Batch, Records, batches
 from tacit.engine.contract import Order
 from tacit.engine.device import HOST, Compute
-from tacit.engine.local import Gradients, Local
+from tacit.engine.local import Gradients
+from tacit.engine.settings import Local
 from tacit.errors import UserError
 from tacit.gradients import plain_gradient
 from tacit.gradients.plain import Descent

@@ -32,7 +32,8 @@ from tacit.engine.csprng import SecretPlaces, csprng, refresh_generator
 from tacit.engine.device import HOST, Compute
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine, refuse_leaky_modules
-from tacit.engine.local import Gradients, Local, PlainGradients, PrivateGradients, nothing, workload
+from tacit.engine.local import Gradients, PlainGradients, PrivateGradients, nothing, workload
+from tacit.engine.settings import Local
 from tacit.engine.states import ClientStates, version
 from tacit.engine.work import LocalWork, mean_loss
 from tacit.errors import UserError
@@ -399,7 +400,7 @@ class Worker:
         torch.manual_seed(randomness.torch_seed(job.seed, "tune", client))
         own = job.population.train(client)
         rng = randomness.generator(job.seed, "tune", client)
-        local = Local(job.local.batch, epochs=tune.epochs, seconds=job.local.seconds)
+        local = Local(tune.lr, job.local.batch, job.local.seconds, epochs=tune.epochs)
         rows = PlainGradients(local, rng, durations=self._durations(client)).rows(len(own))
         u = torch.zeros_like(flat.values)
         for batch in batches.gather(job.population.records, own, rows):

@@ -75,6 +75,7 @@ class Server:
         self.mechanism_state, self.fraction = mechanism_state, fraction
         self._device = devices(settings.server.device, "server.device")[0]
         self._lr_schedule = settings.server.schedule.over(settings.rounds)
+        self._local_schedule = job.local.schedule.over(settings.rounds)
         values = read_values(job.model, self.layout)
         self._personal = values[self.layout.shared :].clone()
         self.optimizer = ServerOptimizer(
@@ -125,9 +126,9 @@ class Server:
 
     def order(self, attempt: int, bounding: Bounding | None) -> Order:
         """What the clients are to do in this round."""
-        settings, decay = self.settings, self.settings.lr_schedule(self.round)
-        lr = settings.lr * decay
-        return Order(self.round, lr, self.nominal_steps, decay, settings.weighted, attempt, bounding)
+        decay = self._local_schedule(self.round)
+        lr, weighted = self.job.local.lr * decay, self.settings.weighted
+        return Order(self.round, lr, self.nominal_steps, decay, weighted, attempt, bounding)
 
     def participants(self, clients: Ids) -> list[Participant]:
         """Clients, each with the version of its state that counts."""

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from tacit.engine import EngineSettings, Tune
 from tacit.engine.device import Device
-from tacit.optimizers.schedules import AnySchedule, Constant, Schedule
-from tacit.optimizers.server import OptimizerFactory
-from tacit.section import Section
+from tacit.optimizers.schedules import AnySchedule, Constant
+from tacit.privacy.sampling import FixedSize, Poisson
+from tacit.section import Open, Section
+
+if TYPE_CHECKING:
+    from tacit.optimizers.server import OptimizerFactory
 
 
-class ServerSettings(BaseModel):
+class Cohort(Section):
+    """How many clients take part in a round; a bare number is short for a cohort of that size."""
+
+    size: PositiveInt
+    """Clients a round, on average or exactly."""
+    sampling: Literal["fixed", "poisson"] | None = None
+    """`fixed`: that many, without replacement. `poisson`: each client joins independently; `size` on average.
+
+    Left out: poisson under client-level privacy (its guarantee is the better one), else fixed.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_size(cls, value: Any) -> Any:
+        return {"size": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+    def drawn(self, clients: int, usual: Literal["fixed", "poisson"]) -> FixedSize | Poisson:
+        """How cohorts are drawn from so many clients; `usual` says how where the section does not."""
+        fixed = (self.sampling or usual) == "fixed"
+        return FixedSize(self.size) if fixed else Poisson(self.size / clients)
+
+
+class ServerSettings(Open):
     """The server's optimizer: any of torch.optim by name, `lamb` or `lars`; other keys are its options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     optimizer: str = "sgd"
     lr: PositiveFloat = 1.0
@@ -25,10 +48,6 @@ class ServerSettings(BaseModel):
     schedule: AnySchedule = Constant()
     device: Device = "cpu"
     """Where the algorithm's state lives and its server step is computed; noise and files are the host's."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class Evaluation(Section):
@@ -81,9 +100,6 @@ class Settings:
     """All of a run that is not its job (the model, data and algorithm) nor its privacy."""
 
     rounds: int
-    lr: float
-    lr_schedule: Schedule
-    """Of the clients' learning rate, by round."""
     server: ServerSettings
     optimizer: OptimizerFactory | None
     """The server's optimizer as an object, instead of `server.optimizer`."""

@@ -14,7 +14,7 @@ from tacit.algorithms import Algorithm
 from tacit.data import ArrayRecords, Population
 from tacit.engine import DirectoryStates, InProcess, Job, Local, Order, Participant
 from tacit.engine.states import NONE
-from tacit.models import vit
+from tacit.models.vit import vit
 from tacit.tasks import Classification
 from tacit.vector import read_values
 
@@ -38,10 +38,10 @@ def measure(algorithms: Mapping[str, Algorithm]) -> dict[str, ClientTraffic]:
             torch.manual_seed(0)
             model = vit((1, 8, 8), 4, patch=4, width=48, depth=1, heads=2)
             states = DirectoryStates(Path(folder) / name)
+            local = Local(lr=0.1, batch=4, steps=1)
             job = Job(
-                model, Classification(), population, records, algorithm, Local(4, steps=1), 0, states,
-                public=np.arange(4),
-            )  # fmt: skip
+                model, Classification(), population, records, algorithm, local, 0, states, public=np.arange(4)
+            )
             engine = InProcess(job)
             size = job.layout.size
             message = algorithm.message(

@@ -17,32 +17,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from tacit.errors import UserError
-from tacit.section import section
+from tacit.models.settings import Lora as Lora
 from tacit.vector.blocks import Transformer
 from tacit.vector.layout import HEAD, output_layers
 
 FUSED = [name for name, part in Transformer.PARTS.items() if part == "QKV"]
-
-
-@section
-class Lora:
-    """Low-rank adapters: their rank r, α, the layers they sit beside, and dropout on what goes into them.
-
-    They are trained beside frozen layers, and the output layers with them.
-    """
-
-    rank: PositiveInt = 16
-    alpha: PositiveFloat = 32.0
-    targets: tuple[str, ...] = ("query", "value")
-    """Last part of the layers' names; query, key and value mean a model's own, whatever it calls them."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
 def adapt(module: nn.Module, lora: Lora) -> None:

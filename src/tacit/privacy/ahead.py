@@ -20,9 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from tacit.lazy import torch
 from tacit.privacy.bits import Bits
 from tacit.privacy.gaussian import STRETCH, rounded_gaussian
 

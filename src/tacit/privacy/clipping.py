@@ -27,16 +27,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from tacit.errors import UserError
+from tacit.lazy import torch
 from tacit.privacy.grid import Grid
 from tacit.section import section
 from tacit.vector import Layout, Vectors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Per = Literal["global", "uniform", "dim"]
 Mode = Literal["clip", "normalize"]

@@ -45,15 +45,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import mpmath
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tacit.errors import UserError
+from tacit.lazy import torch
 from tacit.privacy.bits import Bits, Words
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STRETCH = 1 << 17
 """Coordinates of one stream."""

@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from pydantic import Field
 
+from tacit.lazy import torch
 from tacit.privacy.bits import Bits
 from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.privacy.grid import Grid

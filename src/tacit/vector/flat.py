@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
+from tacit.lazy import torch
 from tacit.vector.layout import Layout
 
-Vectors = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Vectors: TypeAlias = "dict[str, Tensor]"
 """Named 1-D tensors: a message, an upload, a client's state or the server's state."""
 _BUFFERS = "buffers"
 """The reserved name of persistent floating-point buffers (BatchNorm's statistics) among named vectors. Only
@@ -94,7 +97,7 @@ class Flat:
 
 def _untouched_zeros_like(vector: Tensor) -> Tensor:
     """Zeros that on the host take no memory until something is written to them, which torch's own do."""
-    if type(vector) is not Tensor or vector.device.type != "cpu" or vector.dtype != torch.float32:
+    if type(vector) is not torch.Tensor or vector.device.type != "cpu" or vector.dtype != torch.float32:
         return torch.zeros_like(vector)
     return torch.from_numpy(np.zeros(vector.shape, np.float32))
 

@@ -19,9 +19,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from tacit.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)

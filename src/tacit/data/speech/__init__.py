@@ -1,8 +1,13 @@
 """Speech: from sound and transcripts to batches of features and tokens."""
 
-from tacit.data.speech.features import BANDS, HOP, RATE, WINDOW, log_mel
-from tacit.data.speech.records import SpeechRecords
-from tacit.data.speech.tokens import BLANK, BOUNDARY, Alphabet, alphabet
+from typing import TYPE_CHECKING
+
+from tacit.lazy import lazily
+
+if TYPE_CHECKING:
+    from tacit.data.speech.features import BANDS, HOP, RATE, WINDOW, log_mel
+    from tacit.data.speech.records import SpeechRecords
+    from tacit.data.speech.tokens import BLANK, BOUNDARY, Alphabet, alphabet
 
 __all__ = [
     "BANDS",
@@ -16,3 +21,12 @@ __all__ = [
     "alphabet",
     "log_mel",
 ]
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "tacit.data.speech.features": "BANDS HOP RATE WINDOW log_mel",
+        "tacit.data.speech.records": "SpeechRecords",
+        "tacit.data.speech.tokens": "BLANK BOUNDARY Alphabet alphabet",
+    },
+)

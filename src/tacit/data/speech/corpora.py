@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tacit import randomness
+from tacit.data.speech.options import Layout
 from tacit.data.speech.store import SPLITS
 from tacit.errors import UserError
-
-Layout = Literal["auto", "manifest", "librispeech", "common-voice"]
 
 _USUAL = {
     "audio": ("audio", "path", "file", "filename"),

@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from tacit.data.speech.corpora import Layout
-from tacit.data.speech.store import OnBad
 from tacit.section import Section
+
+Layout = Literal["auto", "manifest", "librispeech", "common-voice"]
+OnBad = Literal["refuse", "skip"]
 
 
 class SpeechOptions(Section):

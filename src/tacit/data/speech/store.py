@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tacit import system
 from tacit.data.speech.features import BANDS
+from tacit.data.speech.options import OnBad as OnBad
 from tacit.data.speech.records import Heard, SpeechRecords
 from tacit.errors import UserError
 from tacit.fetching import cache
 
-OnBad = Literal["refuse", "skip"]
 SPLITS = ("train", "validation", "test")
 _PARTS = ("x", "offsets", "tokens", "token_offsets", "users", "seconds")
 

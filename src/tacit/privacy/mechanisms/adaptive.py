@@ -23,34 +23,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
-
-import torch
-from pydantic import Field, PositiveFloat
+from typing import ClassVar
 
 from tacit.errors import UserError
+from tacit.lazy import torch
 from tacit.privacy.bits import Bits
 from tacit.privacy.gaussian import add_rounded_gaussian_
 from tacit.privacy.mechanisms.base import QUANTILE, Arrivals, Description, State, Workload
 from tacit.privacy.mechanisms.client import ClientLevel
+from tacit.privacy.settings import AdaptiveClipping
 from tacit.privacy.totals import Profile
-from tacit.section import section
 from tacit.vector import Vectors
 
 BOUND = "bound"
 """The state: the clipping norm in force."""
-
-
-@section
-class AdaptiveClipping:
-    """Let the clip follow a quantile of the clients' norms, within the same budget (`privacy.adaptive`)."""
-
-    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """γ."""
-    rate: PositiveFloat = 0.2
-    """η, the learning rate of the clipping norm."""
-    count_noise: PositiveFloat = 5.0
-    """σ_b: noise on the number of clients within the clip, in clients; a twentieth of the cohort is usual."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,11 @@ from tacit.privacy.groups import group_epsilon
 from tacit.privacy.ledger import Charge, Header, Part
 from tacit.privacy.metrics import Metrics, Seen
 from tacit.privacy.sampling import FixedSize, OwnSampling, Poisson, Sampling
+from tacit.privacy.settings import Entropy
+from tacit.privacy.settings import Unit as Unit
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
 
-Unit = Literal["client", "example"]
-Entropy = Literal["os", "seed"]
 State = dict[str, Any]
 """What a mechanism keeps between rounds: plain numbers and vectors, saved with every checkpoint."""
 

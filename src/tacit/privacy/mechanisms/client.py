@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from tacit.errors import UserError
 from tacit.privacy.bits import Bits, Ids
@@ -46,12 +46,11 @@ from tacit.privacy.mechanisms.base import (
 from tacit.privacy.mechanisms.plain import repeatable_cohort
 from tacit.privacy.metrics import Seen
 from tacit.privacy.sampling import FixedSize, OwnSampling
+from tacit.privacy.settings import NoiseAt
 from tacit.privacy.shares import LEAST_SHARE, lengthened
 from tacit.privacy.steps import round_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
-
-NoiseAt = Literal["server", "clients"]
 
 
 @dataclass(frozen=True)

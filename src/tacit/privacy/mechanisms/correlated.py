@@ -40,15 +40,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
-from pydantic import PositiveInt, model_validator
-from torch import Tensor
 
 from tacit import randomness
 from tacit.errors import UserError
+from tacit.lazy import torch
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.events import MatrixRow, Relation, Spend
 from tacit.privacy.gaussian import STRETCH, add_rounded_gaussian_
@@ -59,37 +57,14 @@ from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, State,
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.sampling import FixedSize, OwnSampling
 from tacit.privacy.totals import Profile
-from tacit.section import Section
 from tacit.vector import Vectors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MATRIX = "matrix"
 """The state: the numbers of the matrix, and for each upload what it remembers of the noise."""
 _HALF = 1 << (PRECISION - 1)
-
-
-class CorrelatedNoise(Section):
-    """Noise that later rounds take back in part; a bare name is short for its defaults.
-
-    Clients take turns: a round takes the next of population ÷ cohort groups, and nothing about sampling need
-    be secret. `banded` with `cohort.sampling: poisson` samples each cohort from a group, in secret.
-    """
-
-    kind: Literal["blt", "banded"]
-    buffers: PositiveInt | None = None
-    """blt: vectors that the server remembers; 2 unless given."""
-    bands: PositiveInt | None = None
-    """banded: over how many rounds; unless given, the best number (clients in turn only)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _its_own_option(self) -> Self:
-        if (self.bands if self.kind == "blt" else self.buffers) is not None:
-            raise ValueError("buffers belong to blt, and bands to banded")
-        return self
 
 
 @dataclass(frozen=True)

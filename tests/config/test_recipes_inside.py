@@ -22,7 +22,7 @@ from tacit.config.recipes import about, find, names, write
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

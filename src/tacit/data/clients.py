@@ -1,0 +1,95 @@
+"""Which records are public, and which client holds which of the others, as the section `data` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit import randomness
+from tacit.data import partition
+from tacit.data.dataset import Dataset
+from tacit.data.population import Population
+from tacit.data.records import Records, Subset
+from tacit.data.settings import ClassesPerClient, Data, Dirichlet, Iid, Natural
+from tacit.errors import UserError
+
+
+def split_public(section: Data, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions of the public records, and of the others, which clients share.
+
+    Which ones are public is a fact about the data and not about a run: every seed sets the same ones aside,
+    so a model that was pre-trained on them has seen no client's of any run. Of each class it is the same
+    share. Where clients are the data's own users, whole users are set aside: a record of a protected client
+    is not public.
+    """
+    n, share, labels = len(dataset.train), section.public, dataset.train.labels
+    rng = randomness.generator(0, "public")
+    if share and isinstance(section.partition, Natural) and dataset.train.users is not None:
+        names, owner = np.unique(dataset.train.users, return_inverse=True)
+        chosen = np.zeros(len(names), bool)
+        sizes, wanted = np.bincount(owner), round(n * share)
+        for user in rng.permutation(len(names)):
+            if wanted <= 0:
+                break
+            chosen[user] = True
+            wanted -= int(sizes[user])
+        if chosen.all():
+            raise UserError(f"data.public: {share:g} of the records takes all {len(names)} users; lower it")
+        return np.flatnonzero(chosen[owner]), np.flatnonzero(~chosen[owner])
+    order = rng.permutation(n)
+    wanted = round(n * share)
+    if wanted and labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
+        order = order[np.argsort(_turns(labels[order]), kind="stable")]
+    public, private = np.split(order, [wanted])
+    return np.sort(public), np.sort(private)
+
+
+def _turns(labels: NDArray[Any]) -> NDArray[np.float64]:
+    """When each record's turn comes if classes are drawn from evenly: by its share of its own class.
+
+    >>> _turns(np.array([7, 7, 3, 7, 3, 7])).tolist()
+    [0.125, 0.375, 0.25, 0.625, 0.75, 0.875]
+    """
+    turns = np.empty(len(labels))
+    for kind in np.unique(labels):
+        of = np.flatnonzero(labels == kind)
+        turns[of] = (np.arange(len(of)) + 0.5) / len(of)
+    return turns
+
+
+def shared_out(section: Data, dataset: Dataset, private: NDArray[np.int64], seed: int) -> Population:
+    """The clients and what each one holds, out of the `private` records: those that are not public."""
+    records, kind, rng = dataset.train, section.partition, randomness.generator(seed, "partition")
+    if isinstance(kind, Iid):
+        parts = partition.iid(len(private), kind.clients, rng)
+    elif isinstance(kind, Dirichlet | ClassesPerClient):
+        if records.labels is None:
+            raise UserError(f"data.partition: {dataset.name} has no labels to split by; use iid or natural")
+        labels = records.labels[private]
+        if isinstance(kind, Dirichlet):
+            parts = partition.dirichlet(labels, kind.clients, kind.alpha, rng)
+        else:
+            parts = partition.classes_per_client(labels, kind.clients, kind.classes, rng)
+    elif isinstance(kind, Natural):
+        if records.users is None:
+            raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
+        parts = partition.natural(records.users[private], rng)
+        if kind.clients is not None:
+            parts = partition.some(parts, kind.clients, rng)
+        if kind.iid == "same-sizes":
+            parts = partition.reassigned(parts, rng)
+        elif kind.iid == "uniform":
+            parts = partition.redrawn(parts, rng)
+    else:
+        raise TypeError("records that their owners hold are shared out already")
+    return Population(records, parts.offsets, private[parts.indices], section.holdout, section.validation)
+
+
+def validation_records(population: Population, dataset: Dataset) -> Records:
+    """Records to choose settings by: every client's validation split together, or else the data set's own."""
+    if not population.validation and dataset.validation is not None:
+        return dataset.validation
+    held_out = [population.validate(client) for client in range(len(population))]
+    return Subset(population.records, np.concatenate(held_out))
