@@ -107,7 +107,9 @@ class ByHand:
             if reply is not None:
                 self.replies.append((who, reply))
                 reply = self.changed(who, reply)
-            found[ticket] = None if reply is None else (reply[0], lambda size, reply=reply: reply[1])
+            found[ticket] = (
+                None if reply is None else (reply[0], lambda size, reply=reply: bytearray(reply[1]))
+            )
         return found
 
     def close(self) -> None:

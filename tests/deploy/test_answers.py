@@ -14,11 +14,12 @@ import pytest
 import torch
 from deploy_small import Small, federation, same, settings, vectors
 
-from tacit.deploy.client import STRETCH, Reply, narrowed, widened
-from tacit.deploy.flower import FLEET, LONGEST_REQUEST, Gate
-from tacit.deploy.messages import Answer, BadMessage, Refusal, body_hash, pack, read, written
+from tacit.deploy.bodies import body_hash, pack
+from tacit.deploy.client import Reply
+from tacit.deploy.flower.gate import FLEET, LONGEST_REQUEST, Gate
+from tacit.deploy.messages import Answer, BadMessage, Refusal, read, written
 from tacit.deploy.roster import Member, Roster, read_card
-from tacit.deploy.server import checked_norm
+from tacit.deploy.uploads import STRETCH, checked_norm, narrowed, widened
 from tacit.errors import UserError
 from tacit.privacy import Clip, Grid
 from tacit.privacy.bounding import Bounding
@@ -39,7 +40,7 @@ def rewritten(small: Small, who: str, reply: Reply, **changes: Any) -> Reply:
 
 def with_body(small: Small, who: str, reply: Reply, values: dict[str, torch.Tensor]) -> Reply:
     body, names = pack(values)
-    head, _ = rewritten(small, who, reply, vectors=names, body=body_hash(body))
+    head, _ = rewritten(small, who, reply, vectors=names, key=None, body=body_hash(body))
     return head, body
 
 

@@ -21,7 +21,8 @@ import pytest
 from deploy_small import same, vectors
 
 import tacit
-from tacit.deploy.flower import FLEET, _private
+from tacit.deploy.flower.gate import FLEET
+from tacit.deploy.flower.library import private
 from tacit.deploy.folders import init_client, init_server
 from tacit.deploy.keys import fingerprint, read_key
 from tacit.deploy.roster import Member, Roster
@@ -105,7 +106,7 @@ def as_another(federation: Federation, trust: ssl.SSLContext) -> dict[str, int]:
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     keys = [read_key(federation.home(part) / "key") for part in range(2)]
-    control = _private(ControlHttpClient, federation.folder)
+    control = private(ControlHttpClient, federation.folder)
     ids = {bytes(n.public_key): n.node_id for n in control.ListNodes(ListNodesRequest()).nodes_info}
     control.close()
     other = Node(node_id=ids[public_key_to_bytes(keys[1].public_key())])

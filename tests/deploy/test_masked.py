@@ -13,19 +13,11 @@ import pytest
 from deploy_small import Small, dataset, federation, same, settings, vectors
 
 import tacit
+from tacit.deploy.bodies import body_hash
 from tacit.deploy.client import LEDGERS, Reply
 from tacit.deploy.keys import new_key
 from tacit.deploy.ledgers import read_accounts
-from tacit.deploy.messages import (
-    Answer,
-    Refusal,
-    StepAnswer,
-    StepOrder,
-    TrainOrder,
-    body_hash,
-    read_any,
-    written,
-)
+from tacit.deploy.messages import Answer, Refusal, StepAnswer, StepOrder, TrainOrder, read_any, written
 from tacit.deploy.statement import own_statement
 from tacit.engine import DirectoryStates, Order
 from tacit.engine.secure import Secured

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from deploy_small import federation, settings
 
 from tacit.deploy import messages
+from tacit.deploy.bodies import body_hash, encrypt_, pack, unpack
 from tacit.deploy.messages import (
     LONGEST_HEAD,
     MAGIC,
@@ -22,11 +23,8 @@ from tacit.deploy.messages import (
     StepAnswer,
     StepOrder,
     TrainOrder,
-    body_hash,
-    pack,
     read,
     read_any,
-    unpack,
     written,
 )
 
@@ -75,6 +73,7 @@ ANSWER = Answer(
     state="0-0-0",
     state_digest=TOKEN,
     vectors=VECTORS,
+    key=TOKEN * 2,
     body=body_hash(BODY),
 )
 REFUSAL = Refusal(TOKEN, 1, TOKEN, "budget", "no room")
@@ -121,6 +120,20 @@ def test_another_body_is_refused(
 ) -> None:
     with pytest.raises(BadMessage):
         unpack(lambda size: body, head, expected)
+
+
+def test_what_an_answer_carries_is_encrypted_with_the_key_in_its_head() -> None:
+    body = bytearray(BODY)
+    encrypt_(body, TOKEN * 2)
+    assert bytes(body) != BODY
+    head = replace(ANSWER, body=body_hash(body))
+    found = unpack(lambda size: bytes(body), head, VECTORS)
+    assert torch.equal(found["theta"], torch.arange(3.0)) and found["k"].tolist() == [1, -2]
+    with pytest.raises(BadMessage):
+        unpack(lambda size: BODY, head, VECTORS)
+    for key in (TOKEN, TOKEN + "0" * 31, "g" * 64, ""):
+        with pytest.raises(BadMessage):
+            read(written(replace(ANSWER, key=key), KEY), KEY.public_key(), Answer)
 
 
 def test_only_the_owner_of_the_key_can_write() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tacit.deploy.flower import BODY, HEAD, _Post, _record
+from tacit.deploy.flower.post import BODY, HEAD, Post, record
 from tacit.deploy.messages import BadMessage
 
 flwr = pytest.importorskip("flwr")
@@ -23,7 +23,7 @@ class Office:
         from flwr.app import ConfigRecord, RecordDict
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-        content = RecordDict({HEAD: ConfigRecord({HEAD: head}), BODY: _record(body)})
+        content = RecordDict({HEAD: ConfigRecord({HEAD: head}), BODY: record(body)})
         self.kept = {name: part.deflate() for name, part in get_all_nested_objects(content).items()}
         self.tree = SimpleNamespace(children=[get_object_tree(content)])
         self.asked: list[str] = []
@@ -39,11 +39,11 @@ class Office:
         self.confirmed += 1
 
     @property
-    def post(self) -> _Post:
+    def post(self) -> Post:
         plain = SimpleNamespace(metadata=SimpleNamespace(run_id=1, message_id="m"))
         from flwr.proto.node_pb2 import Node
 
-        return _Post(self, Node(node_id=1), plain, self.tree)
+        return Post(self, Node(node_id=1), plain, self.tree)
 
     @property
     def fetched(self) -> int:

@@ -17,16 +17,18 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from tacit.data.identity import Identity
+from tacit.deploy.bodies import body_hash, encrypt_, pack, unpack
 from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint, keyed_hash
 from tacit.deploy.ledgers import Nonces, OverBudget, OwnLedgers, due_parts, own_cost
 from tacit.deploy.masked import MASKED, Mismatch, Parts
@@ -39,29 +41,24 @@ from tacit.deploy.messages import (
     StepOrder,
     TrainOrder,
     Vector,
-    body_hash,
     head_hash,
-    pack,
     read_any,
-    unpack,
     written,
 )
 from tacit.deploy.policy import Allow, NotAllowed
+from tacit.deploy.uploads import expected_message, layout_hash, narrowed
 from tacit.engine import Job, Order, Participant, Report, Worker
 from tacit.engine.states import NONE
 from tacit.errors import UserError
 from tacit.privacy import AdaptiveClip, Bounding, ClientLevel, SecureSum
 from tacit.secure import Refused
 from tacit.secure.graph import COMPLETE
-from tacit.secure.masks import centred, lanes, packed, packed_size, unpacked
-from tacit.vector import Layout, Vectors, frozen_hash, read_buffers, read_values
+from tacit.vector import frozen_hash
 
 AHEAD = 300.0
 """Seconds by which the server's clock may be ahead of the client's."""
 LONGEST = 7 * 86400.0
 """Seconds for which an order may hold: for so long it must be remembered."""
-STRETCH = 1 << 20
-"""Numbers that are packed at a time: a multiple of 8, so that stretches end with whole bytes."""
 RUNS, LEDGERS, NONCES, LOG = "runs", "ledgers", "nonces.json", "log.jsonl"
 
 
@@ -286,7 +283,10 @@ class Client:
         report: Report,
         digest: str | None,
     ) -> Reply:
-        send = self.allow.send
+        send, key = self.allow.send, None
+        if isinstance(body, bytearray):
+            key = secrets.token_hex(32)
+            encrypt_(body, key)
         answer = Answer(
             run=order.run,
             client=order.client,
@@ -304,6 +304,7 @@ class Client:
             state=report.state,
             state_digest=digest,
             vectors=vectors,
+            key=key,
             body=body_hash(body),
         )
         return written(answer, self._key), body
@@ -320,80 +321,17 @@ class Client:
             line |= {"run": order.run, "round": order.round, "attempt": order.attempt}
         if text:
             line["text"] = _printable(text)
-        with (self.folder / LOG).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
+        try:
+            with (self.folder / LOG).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+        except OSError as error:  # a full disk: charges are refused, but a client stays
+            print(f"{self.folder / LOG}: {error.strerror}; {json.dumps(line)}", file=sys.stderr)
 
 
 class _Late(UserError):
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
         self.reason = reason
-
-
-def layout_hash(layout: Layout) -> str:
-    """Names, shapes and order of what is trained, and how much of it is shared."""
-    parts = [(segment.name, tuple(segment.shape)) for segment in layout.segments]
-    return sha256(repr((parts, layout.shared)).encode()).hexdigest()
-
-
-def expected_message(job: Job) -> tuple[Vector, ...]:
-    """What a run's message consists of."""
-    theta = read_values(job.model, job.layout)[: job.layout.shared].float()
-    message = job.algorithm.message(job.algorithm.init(theta, job.layout))
-    message = {**message, **read_buffers(job.model)}
-    return tuple((name, "f4", message[name].numel()) for name in sorted(message))
-
-
-def expected_upload(job: Job, bounding: Bounding | None) -> tuple[Vector, ...]:
-    """What a client's answer consists of: float32, or under a bound in whole numbers as many bits of each as
-    that needs. They are the same for every upload, whose length the network sees.
-    """
-    bits = upload_bits(bounding)
-    if bits is None:
-        return tuple((name, "f4", size) for name, size in sorted(job.upload_sizes.items()))
-    return tuple((name, "u1", packed_size(size, bits)) for name, size in sorted(job.upload_sizes.items()))
-
-
-def upload_bits(bounding: Bounding | None) -> int | None:
-    """Bits of a number between −2ᵇ and 2ᵇ; None if uploads are not of whole numbers."""
-    return None if bounding is None or bounding.grid is None else bounding.grid.bits + 2
-
-
-def narrowed(upload: Vectors, bounding: Bounding | None) -> Vectors:
-    """An upload as it is sent: see `expected_upload`."""
-    bits = upload_bits(bounding)
-    if bits is None:
-        return upload
-    return {name: _narrow(vector, bits) for name, vector in upload.items()}
-
-
-def widened(sent: Vectors, bounding: Bounding | None, sizes: Mapping[str, int]) -> Vectors:
-    """The upload that `narrowed` was given; `BadMessage` if there is none."""
-    bits = upload_bits(bounding)
-    if bits is None:
-        return sent
-    try:
-        return {name: _wide(vector, sizes[name], bits) for name, vector in sent.items()}
-    except Refused as error:
-        raise BadMessage(str(error)) from None
-
-
-def _narrow(vector: Tensor, bits: int) -> Tensor:
-    sent = torch.empty(packed_size(len(vector), bits), dtype=torch.uint8)
-    for number, part in enumerate(torch.split(vector, STRETCH)):
-        content = bytearray(packed(lanes(part.numpy(), bits), bits))
-        at = number * STRETCH * bits // 8
-        sent[at : at + len(content)] = torch.frombuffer(content, dtype=torch.uint8)
-    return sent
-
-
-def _wide(sent: Tensor, length: int, bits: int) -> Tensor:
-    vector = torch.empty(length, dtype=torch.int64)
-    for part, content in zip(
-        torch.split(vector, STRETCH), torch.split(sent, STRETCH * bits // 8), strict=True
-    ):
-        part.copy_(torch.from_numpy(centred(unpacked(content.numpy().tobytes(), len(part), bits), bits)))
-    return vector
 
 
 def _bounding(order: TrainOrder, job: Job) -> Bounding | None:

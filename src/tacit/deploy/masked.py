@@ -24,8 +24,9 @@ from hashlib import sha256
 
 from torch import Tensor
 
+from tacit.deploy.bodies import exact
 from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint
-from tacit.deploy.messages import AGREE, SHARE, Body, StepOrder, TrainOrder, exact
+from tacit.deploy.messages import AGREE, SHARE, Body, StepOrder, TrainOrder
 from tacit.engine.secure import terms_of
 from tacit.errors import UserError
 from tacit.privacy import Bounding, Mechanism, SecureSum

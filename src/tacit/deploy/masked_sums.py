@@ -23,6 +23,7 @@ from dataclasses import replace
 
 import torch
 
+from tacit.deploy.bodies import body_hash, exact, pack
 from tacit.deploy.masked import MASKED, asked_digest
 from tacit.deploy.messages import (
     AGREE,
@@ -34,9 +35,6 @@ from tacit.deploy.messages import (
     StepAnswer,
     StepOrder,
     TrainOrder,
-    body_hash,
-    exact,
-    pack,
 )
 from tacit.deploy.server import Deployed, Leg, Nothing
 from tacit.engine import Order, Participant, Report, shards

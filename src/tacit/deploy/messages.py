@@ -21,27 +21,20 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-import torch
-
 from tacit.deploy.keys import PrivateKey, PublicKey, sign, signed_by
 from tacit.errors import UserError
-from tacit.vector import Vectors
 
-MAGIC = b"tacit 1\n"
+MAGIC = b"tacit 2\n"
 """The protocol and its version."""
 LONGEST_HEAD = 1 << 20
-LONGEST_BODY = 1 << 36
 LONGEST_STEP = 1 << 26
 """Bytes of what is said in a step of secure aggregation."""
-DTYPES = {"f4": torch.float32, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
 WIDTHS = {"f4": 4, "i4": 4, "i8": 8, "u1": 1}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Vector = tuple[str, str, int]
 """Name, dtype and length of one vector of a body."""
@@ -164,6 +157,8 @@ class Answer:
     """The version of its state that it wrote, if it did."""
     state_digest: str | None
     vectors: tuple[Vector, ...]
+    key: str | None
+    """What its body is encrypted with (see `tacit.deploy.bodies`); None: nothing, under masks."""
     body: str
 
     def check(self) -> bool:
@@ -171,6 +166,7 @@ class Answer:
             _token(self.run)
             and _token(self.nonce)
             and _token(self.order)
+            and (self.key is None or (_token(self.key) and len(self.key) == 64))
             and _count(self.client)
             and _count(self.steps)
             and (self.norm is None or (_number(self.norm) and self.norm >= 0))
@@ -312,59 +308,6 @@ def head_hash(message: bytes) -> str:
     return sha256(message).hexdigest()
 
 
-def pack(vectors: Mapping[str, torch.Tensor]) -> tuple[bytearray, tuple[Vector, ...]]:
-    """A body, and what its head says about it. Vectors are in the order of their names: a state that was read
-    from a checkpoint has forgotten in which it was made.
-    """
-    vectors = dict(sorted(vectors.items()))
-    if sys.byteorder != "little":
-        raise UserError("machines that number bytes from the other end are not supported")
-    named = tuple((name, _NAMES[v.dtype], v.numel()) for name, v in vectors.items())
-    body, at = bytearray(sum(WIDTHS[dtype] * length for _, dtype, length in named)), 0
-    for vector in vectors.values():
-        part: Any = vector.detach().contiguous().view(torch.uint8).numpy()
-        memoryview(body)[at : at + part.size] = memoryview(part)
-        at += part.size
-    return body, named
-
-
-def body_hash(body: bytes | bytearray) -> str:
-    return sha256(body).hexdigest()
-
-
-def unpack(body: Body, head: TrainOrder | Answer, expected: Sequence[Vector]) -> Vectors:
-    """The vectors of a body, if it is the one that its head names and they are those that are expected.
-
-    It is fetched after that, and not before. The vectors may be written to.
-    """
-    if head.vectors != tuple(expected):
-        raise BadMessage(f"its vectors are {_listed(head.vectors)} where {_listed(expected)} are due")
-    size = sum(WIDTHS[dtype] * length for _, dtype, length in head.vectors)
-    content = exact(body, size, head.body)
-    found, at = {}, 0
-    for name, dtype, length in head.vectors:
-        if isinstance(content, bytearray) and length and at % WIDTHS[dtype] == 0:  # stays where it is
-            found[name] = torch.frombuffer(content, dtype=DTYPES[dtype], count=length, offset=at)
-        else:
-            found[name] = torch.empty(length, dtype=DTYPES[dtype])
-            part = memoryview(content)[at : at + WIDTHS[dtype] * length]
-            found[name].view(torch.uint8).numpy()[:] = part
-        at += WIDTHS[dtype] * length
-    return found
-
-
-def exact(body: Body, size: int, digest: str) -> bytes | bytearray:
-    """A body, fetched, if it is the one that its head names."""
-    if size > LONGEST_BODY:
-        raise BadMessage(f"its body would have {size:,} bytes")
-    content = body(size)
-    if len(content) != size:
-        raise BadMessage(f"its body has {len(content):,} bytes instead of {size:,}")
-    if body_hash(content) != digest:
-        raise BadMessage("its body is not the one that its head names")
-    return content
-
-
 def _dump(head: Head) -> bytes:
     plain = {"kind": head.kind} | {field.name: getattr(head, field.name) for field in fields(head)}
     return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
@@ -404,7 +347,7 @@ def _list(value: Any) -> list[Any]:
 
 def _vector(item: Any) -> Vector:
     name, dtype, length = _list(item)
-    if not _word(name) or dtype not in DTYPES or not _count(length):
+    if not _word(name) or dtype not in WIDTHS or not _count(length):
         raise ValueError("no vector")
     return name, dtype, length
 
@@ -421,7 +364,7 @@ def _version(name: Any) -> bool:
     return isinstance(name, str) and re.fullmatch(r"\d{1,9}-\d{1,9}-\d{1,9}", name) is not None
 
 
-def _listed(vectors: Sequence[Vector]) -> str:
+def listed(vectors: Sequence[Vector]) -> str:
     return ", ".join(f"{name} {dtype}[{length}]" for name, dtype, length in vectors) or "none"
 
 

@@ -21,10 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import torch
-import yaml
-
-from tacit.deploy.client import expected_upload, layout_hash, widened
+from tacit.deploy.bodies import body_hash, pack, unpack
+from tacit.deploy.deployable import refuse_undeployable, sent_config, trains_everything
 from tacit.deploy.keys import PrivateKey
 from tacit.deploy.messages import (
     Answer,
@@ -35,25 +33,20 @@ from tacit.deploy.messages import (
     StepOrder,
     TrainOrder,
     Vector,
-    body_hash,
     head_hash,
-    pack,
     read_any,
-    unpack,
     written,
 )
 from tacit.deploy.owners import Owners
-from tacit.deploy.policy import SENT, SHARED
 from tacit.deploy.roster import Member
 from tacit.deploy.states import RemoteStates
+from tacit.deploy.uploads import checked_norm, expected_upload, layout_hash, widened
 from tacit.engine import Job, Order, Participant, Report, Tune, Worker, shards
 from tacit.engine.contract import Progress, ignore
 from tacit.engine.states import version
 from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG
-from tacit.federation.files import unsealed_text
-from tacit.privacy import Bounding, ClientLevel, FixedSize
-from tacit.privacy.mechanisms.correlated import Correlated
+from tacit.privacy import ClientLevel
 from tacit.vector import Vectors, frozen_hash
 
 SHORTEST, POLL = 0.05, 0.5
@@ -107,7 +100,7 @@ class Deployed:
         self._clock = clock
         self._worker = Worker(job)
         self._total, self._shard = job.empty_sums(), job.empty_sums()
-        self._config = sent_config(job.states.root.parent / CONFIG, whole=_trains_everything(job))
+        self._config = sent_config(job.states.root.parent / CONFIG, whole=trains_everything(job))
         self._layout, self._frozen = layout_hash(job.layout), frozen_hash(job.model)
 
     def sum(
@@ -330,75 +323,4 @@ class Nothing(Exception):
         self.what = what
 
 
-def checked_norm(upload: Vectors, bounding: Bounding | None) -> float:
-    """The norm of what a client sent, if that may be added; whole numbers must be within their radius.
-
-    Sensitivity: with a grid, Σk² ≤ 2²ᵇ in whole numbers, or it is a `BadMessage`.
-    """
-    if bounding is not None and bounding.grid is not None:
-        radius, square = bounding.grid.radius, 0
-        for vector in upload.values():
-            if (vector.numel() and int(vector.abs().max()) > radius) or bool((vector < -radius).any()):
-                raise BadMessage("its update is longer than the clipping norm")
-            for part in torch.split(vector.long(), 1 << 15):
-                if float(part.double().square().sum()) > 2.0 * radius**2:
-                    raise BadMessage("its update is longer than the clipping norm")
-                square += int(part.mul(part).sum())
-        if square > radius**2:
-            raise BadMessage("its update is longer than the clipping norm")
-        return math.nan
-    norm = math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
-    if not math.isfinite(norm):
-        raise BadMessage("its update is infinite or not a number")
-    if bounding is not None and bounding.bound.scales(upload)[1] != [1.0] * len(bounding.bound.groups):
-        raise BadMessage("its update is longer than the clipping norm")
-    return norm
-
-
-def refuse_undeployable(job: Job) -> None:
-    """Runs that real clients cannot take part in, or not yet."""
-    privacy = job.privacy
-    if isinstance(privacy, Correlated) and not isinstance(privacy.sampling, FixedSize):
-        raise UserError(
-            "cohort.sampling: who takes part is no secret between real clients, and correlated noise with "
-            "Poisson cohorts counts on it; leave it out, so that clients take turns"
-        )
-    if privacy is not None and privacy.metrics is not None:
-        raise UserError("privacy.metrics: real clients do not tell the numbers it is made of; leave it out")
-    if isinstance(privacy, ClientLevel) and privacy.noise_at == "clients":
-        raise UserError(
-            "privacy.noise_at: a client's share of the noise hides nothing from a server that sees its "
-            "upload; let the server make the noise, or protect single records (unit: example)"
-        )
-    if isinstance(job.population, Owners) and (privacy is not None and privacy.unit == "example"):
-        silent = [m.name for m in job.population.roster.members if not m.records]
-        if silent:
-            raise UserError(
-                f"privacy.unit: at example level the number of records is public; {', '.join(silent)} did "
-                "not tell it; `allow.send: [examples]` puts it on a client's card"
-            )
-    if job.layers or len(job.probe) or len(job.public):
-        raise UserError(
-            "evaluate.layers, evaluate.train and data.public need records that the server does not have"
-        )
-
-
-def sent_config(file: Path, whole: bool) -> str:
-    """What clients are told of a run's settings: nothing about the server's own places.
-
-    `whole`: everything is trained, so the weights that training starts from are in the message.
-    """
-    full = yaml.safe_load(unsealed_text(file.read_text(encoding="utf-8")))
-    data = {key: full["data"][key] for key in SHARED if full["data"].get(key) is not None}
-    plain = {key: full[key] for key in SENT if full.get(key) is not None}
-    if whole and plain["model"].get("start") is not None:
-        plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("start", "public")}
-    plain["data"] = {"name": "owners", "partition": full["data"]["partition"], **data}
-    return yaml.safe_dump(plain, sort_keys=True)
-
-
-def _trains_everything(job: Job) -> bool:
-    return not job.algorithm.personal_part and all(p.requires_grad for p in job.model.parameters())
-
-
-__all__ = ["Deployed", "Patience", "Transport", "checked_norm", "sent_config"]
+__all__ = ["Deployed", "Patience", "Transport"]

@@ -1,0 +1,140 @@
+"""The gate of the public door: which requests are passed on, and a line for those that are not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+FLEET = frozenset(
+    f"/v1/fleet/{name}"
+    for name in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "push-object",
+        "pull-object",
+        "confirm-message-received",
+    )
+)
+"""What the public door is for."""
+LONGEST_REQUEST = 1 << 24
+"""Bytes of one request of a client; answers come in pieces of a third of that."""
+OFTEN = 10.0
+"""Seconds between two lines about who was turned away, at least."""
+
+Address = tuple[str, int]
+
+
+def ignore(code: int, scope: Any) -> None:
+    """Nobody wants to know."""
+
+
+class Gate:
+    """An ASGI app in front of another: what is not a path of the public door is not there, and nothing is
+    read of a request but its head unless its headers show whose it is, and of what length.
+
+    `known` is asked whose headers these are; `proven` is told the address of whoever is known, `refused` of
+    each request that is answered with an error, here or behind the gate.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        known: Callable[[Mapping[str, str]], bool],
+        proven: Callable[[Address], None] = lambda address: None,
+        refused: Callable[[int, Any], None] = ignore,
+    ) -> None:
+        self._app, self._known, self._proven, self._refused = app, known, proven, refused
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def noting(event: Any) -> None:
+            if event["type"] == "http.response.start" and event["status"] >= 400:
+                self._refused(event["status"], scope)
+            await send(event)
+
+        code = await self._code(scope)
+        if code is None:
+            await self._app(scope, receive, noting)
+            return
+        closing = [(b"content-length", b"0"), (b"connection", b"close")]
+        await noting({"type": "http.response.start", "status": code, "headers": closing})
+        await noting({"type": "http.response.body", "body": b""})
+
+    async def _code(self, scope: Any) -> int | None:
+        """Why a request is not passed on, as a status code."""
+        if scope["method"] != "POST" or scope["path"] not in FLEET:
+            return 404
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if not await asyncio.to_thread(self._known, headers):
+            return 401
+        if scope.get("client"):
+            self._proven(tuple(scope["client"]))
+        length = headers.get("content-length", "")
+        told = length.isdecimal() and len(length) <= len(str(LONGEST_REQUEST))
+        told = told and "transfer-encoding" not in headers  # which would count instead
+        return None if told and int(length) <= LONGEST_REQUEST else 413
+
+
+def on_roster(nodes: Mapping[bytes, int], headers: Mapping[str, str]) -> bool:
+    """Whether the headers of a request are those of somebody who was let in."""
+    from types import SimpleNamespace
+
+    from fastapi import HTTPException
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+
+    try:
+        key = b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""), validate=True)
+    except ValueError:
+        return False
+    if key not in nodes:
+        return False
+    state = SimpleNamespace(protobuf_request=ActivateNodeRequest(public_key=key))
+    asked: Any = SimpleNamespace(headers=headers, state=state)
+    try:
+        authenticate_node(asked)
+    except HTTPException:
+        return False
+    return True
+
+
+class TurnedAway:
+    """Lines in the federation's log about requests that were refused: at most one in `OFTEN` seconds, however
+    many there are, so that nobody can fill a disk with them.
+    """
+
+    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock = log, clock
+        self._lock = threading.Lock()
+        self._count, self._written = 0, -OFTEN
+
+    def __call__(self, code: int, scope: Any) -> None:
+        """One more; the line tells of the last one, and how many there were since the line before."""
+        with self._lock:
+            self._count += 1
+            if self._clock() - self._written < OFTEN:
+                return
+            who = str(scope["client"][0]) if scope.get("client") else "somebody"
+            line = {"time": time.time(), "what": "turned away", "requests": self._count, "from": who}
+            line |= {"asked": f"{scope['method'][:10]} {scope['path'][:100]}", "code": code}
+            self._count, self._written = 0, self._clock()
+            try:
+                with self._log.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(line) + "\n")
+            except OSError:  # a full disk shuts nobody out
+                pass
+
+
+__all__ = ["FLEET", "LONGEST_REQUEST", "Gate", "TurnedAway", "on_roster"]

@@ -1,0 +1,181 @@
+"""The server's side of a run: orders out, answers in, through the federation's own SuperLink."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tacit.deploy.flower.library import HEARTBEAT, HOME, SOCKET, flower, private
+from tacit.deploy.flower.post import BODY, HEAD, NotYet, Post, record
+from tacit.deploy.keys import fingerprint
+from tacit.errors import UserError
+
+if TYPE_CHECKING:  # what carries messages starts without what trains
+    from tacit.deploy.messages import Body
+    from tacit.deploy.server import Parcel
+
+APP = b"""[project]
+name = "tacit-post"
+version = "1.0.0"
+description = "No app: orders and answers are carried, never run."
+license = "Apache-2.0"
+dependencies = ["flwr>=1.41"]
+[tool.flwr.app]
+publisher = "tacit"
+[tool.flwr.app.components]
+serverapp = "nothing:app"
+clientapp = "nothing:app"
+"""
+
+
+class SuperLinkTransport:
+    """A `Transport` through the federation's own SuperLink; one Flower run as long as it lives."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / SOCKET).exists():
+            raise UserError(
+                f"engine.federation: nobody serves {folder}; start it with `tacit server start {folder}`"
+            )
+        flower(folder / HOME)
+        import httpx
+        from flwr.cli.build import build_fab_from_files
+        from flwr.common.serde import run_from_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.proto.fab_pb2 import Fab
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+        from flwr.supercore.task_identity import TaskIdentity
+        from flwr.superlink.grid import HttpGrid
+
+        self._failed, self._nodes, self._stop = httpx.HTTPError, dict[str, int](), threading.Event()
+        self._came, self._ends = dict[str, Post](), dict[str, float]()
+        bundle, _ = build_fab_from_files({"pyproject.toml": APP, "nothing.py": b"app = None\n"})
+        control, runtime = private(ControlHttpClient, folder), private(RuntimeHttpClient, folder)
+        try:
+            fab = Fab(hash_str=sha256(bundle).hexdigest(), content=bundle)
+            run = control.StartRun(StartRunRequest(fab=fab)).run_id
+            ends, token = time.monotonic() + 30.0, ""
+            while not token:
+                found = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+                if found.HasField("task") and found.task.run_id == run:
+                    token = found.token
+                elif time.monotonic() > ends:
+                    raise UserError(
+                        f"{folder}: the SuperLink did not start a run within 30 s; start it again"
+                    )
+                elif not found.HasField("task"):
+                    time.sleep(0.2)
+        except httpx.HTTPError as error:
+            raise UserError(f"{folder}: the SuperLink does not answer ({error}); start it again") from None
+        finally:
+            control.close()
+            runtime.close()
+        self._grid = HttpGrid(token=token)
+        self._grid._client = private(RuntimeHttpClient, folder, [RuntimeTokenHttpInterceptor(token=token)])
+        given = self._grid._client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        self._grid.set_run(run_from_proto(given.run))
+        threading.Thread(target=self._live, args=(folder, token), daemon=True).start()
+
+    def online(self) -> set[str]:
+        from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+
+        with self._answering():
+            nodes = self._grid.get_nodes()
+            self._nodes = {fingerprint(bytes_to_public_key(node.public_key)): node.node_id for node in nodes}
+        return set(self._nodes)
+
+    def send(self, orders: Mapping[str, bytes], body: bytes | bytearray, ttl: float) -> dict[str, str]:
+        from flwr.app import ConfigRecord, Message, RecordDict
+
+        with self._answering():
+            for post in self._came.values():
+                post.confirm()
+        self._came.clear()
+        online = self.online()
+        there = [who for who in orders if who in online]
+        shared = record(body)
+        messages = [
+            Message(
+                RecordDict({HEAD: ConfigRecord({HEAD: orders[who]}), BODY: shared}),
+                self._nodes[who],
+                "train",
+                ttl=ttl,
+            )
+            for who in there
+        ]
+        if not messages:
+            return {}
+        with self._answering():
+            tickets = list(self._grid.push_messages(messages))
+        ends = time.monotonic() + ttl
+        self._ends = {ticket: ends for ticket in tickets if ticket}
+        return {who: ticket for who, ticket in zip(there, tickets, strict=True) if ticket}
+
+    def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        found: dict[str, Parcel | None] = {}
+        with self._answering():
+            assert self._grid._client is not None
+            pulled = self._grid._client.PullMessages(PullAppMessagesRequest(message_ids=list(tickets)))
+            for plain, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+                ticket = plain.metadata.reply_to_message_id
+                if plain.HasField("error"):
+                    found[ticket] = None
+                else:
+                    self._came[ticket] = Post(
+                        self._grid._client, self._grid.node, plain, tree, self._ends.get(ticket, 0.0)
+                    )
+            for ticket in tickets:
+                if ticket in self._came:
+                    with suppress(NotYet):  # of what was announced, others are not kept waiting for it
+                        parcel = self._came[ticket].parcel(wait=False)
+                        found[ticket] = parcel and (parcel[0], self._fetching(parcel[1]))
+        return found
+
+    def _fetching(self, body: Body) -> Body:
+        def fetch(size: int) -> bytes | bytearray:
+            with self._answering():
+                return body(size)
+
+        return fetch
+
+    def close(self) -> None:
+        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+
+        self._stop.set()
+        with suppress(self._failed):
+            assert self._grid._client is not None
+            self._grid._client.PushTaskOutput(PushTaskOutputRequest(sub_status="completed", details=""))
+        self._grid.close()
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """What a SuperLink that is gone, or knows this run no more, means for the person who started it."""
+        try:
+            yield
+        except self._failed as error:
+            raise UserError(
+                f"the SuperLink is gone, or was restarted ({error}); then `tacit resume`"
+            ) from None
+
+    def _live(self, folder: Path, token: str) -> None:
+        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        client = private(RuntimeHttpClient, folder, [RuntimeTokenHttpInterceptor(token=token)])
+        while not self._stop.wait(HEARTBEAT):
+            with suppress(self._failed):
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        client.close()
