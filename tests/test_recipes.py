@@ -7,6 +7,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
+import shlex
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,12 @@ from torch import nn
 
 import tacit
 from tacit import ArrayRecords, Dataset, data, models
-from tacit.config import Config, load
+from tacit.config import Config, load, parse_overrides
 from tacit.config.methods import build_algorithm
 from tacit.config.sweep import Sweep, read_sweep, slug
 from tacit.data.speech.tiny import tiny
+from tacit.data.text import TextRecords, Texts
+from tacit.data.tokens import Bytes
 from tacit.errors import UserError
 from tacit.models.weights import KNOWN_WEIGHTS
 from tacit.privacy import PoissonGaussian, epsilon
@@ -46,6 +49,9 @@ SAME_TWIN = {
     "000/epsilon-1-tiny-imagenet": "000/epsilon-1",
     "004/table-2-tiny-imagenet": "004/table-2",
     "002/table-3-femnist": "002/table-3-cifar10",
+    "003/table-10-german": "003/table-10",
+    "003/table-18-german": "003/table-18",
+    "003/figure-21": "003/figure-19",
 }
 """Recipes that differ from another in their data alone, and share its small twin."""
 
@@ -98,6 +104,44 @@ def test_every_run_of_a_sweep_has_a_folder_of_its_own(file: Path) -> None:
     names = {slug(point) for point in points}
     assert len(names) == len(distinct)
     assert max(map(len, names)) < 250, "longer than a file system's names may be"
+
+
+SETTINGS = re.compile(r"""(?:(?:^|\s)--set\s+(?:'[^']*'|"[^"]*"|[^\s,;)\[]+(?:\[[^\]]*\])?))+""")
+
+
+def promised(file: Path) -> list[tuple[Path, list[str]]]:
+    """What a recipe's comments say may be set, with the recipe it is set for: its own, or the one named just
+    before as the file of a command.
+    """
+    comment = " ".join(line.lstrip("# ") for line in file.read_text().splitlines() if line.startswith("#"))
+    found = []
+    for settings in SETTINGS.finditer(comment):
+        before = comment[: settings.start()]
+        command = re.search(r"tacit (\w+) (\S+)$", before)
+        if command and command[1] == "test":
+            continue  # of a run, which is not here
+        named = re.search(r"(?:recipes/)?((?:small/)?\d{3}/[\w-]+\.yaml)$", before)
+        beside = re.search(r"\b([\w-]+\.yaml) with$", before)
+        target = RECIPES / named[1] if named else file.parent / beside[1] if beside else file
+        words = shlex.split(settings[0].replace("SIZE", "narrow"))
+        found.append((target, [word.rstrip(".:") for word in words if word != "--set"]))
+    return found
+
+
+PROMISED = [(f, *promise) for f in FILES for promise in promised(f)]
+
+
+@pytest.mark.parametrize(("file", "target", "settings"), PROMISED, ids=lambda x: getattr(x, "stem", str(x)))
+def test_what_a_comment_sets_can_be_set(file: Path, target: Path, settings: list[str]) -> None:
+    """A sweep that varies a key refuses to have it set; a key that does not exist is refused, too."""
+    overrides = parse_overrides(settings)
+    if read_sweep(target, overrides) is None:
+        load(target, overrides)
+
+
+def test_comments_were_found() -> None:
+    assert len(PROMISED) >= 20
+    assert any(target != file for file, target, _ in PROMISED)
 
 
 def test_names_of_runs_are_unique() -> None:
@@ -212,7 +256,14 @@ def voices() -> Dataset:
     return tiny(speakers=8, utterances=3)
 
 
+@cache
+def talk() -> Dataset:
+    lines = TextRecords(Texts.of(["to be or not"] * 240), Bytes(), 16, users=[f"u{i % 120}" for i in range(240)])
+    return Dataset("talk", lines, lines, 0, (16,), task="language", tokenizer=Bytes())
+
+
 LITTLE_VOICE = {"size": "tiny", "depth": 1, "width": 8, "hidden": 8, "heads": 2}
+LITTLE_WRITER = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
 PLAYED: set[str] = set()
 """What was played already, but for its name: many recipes are alike once they are small."""
 
@@ -248,18 +299,48 @@ def test_two_tiny_rounds(file: Path, tmp_path: Path) -> None:
                 config = sweep.config(
                     {**point, **shrunk(config), **{f"model.{k}": v for k, v in width.items()}}
                 )
+        if config.task is not None and config.task.name == "language":
+            config = sweep.config(
+                {**point, **shrunk(config), "model": {"config": LITTLE_WRITER}, "data.tokenizer": "bytes"}
+            )
         speech = config.model.name in ("ctc-transformer", "ctc_transformer")
+        writes = config.model.config is not None
         same = config.model_dump_json(exclude=None if speech else {"model"}, exclude_defaults=True)
         same = same.replace(config.name, "")
         if same in PLAYED:
             continue
         PLAYED.add(same)
-        dataset = voices() if speech else pictures()
-        model = None if speech else Little(16, 10)
+        dataset = voices() if speech else talk() if writes else pictures()
+        model = None if speech or writes else Little(16, 10)
         result = tacit.run(config, tmp_path / str(number), model=model, dataset=dataset)
         assert [record["round"] for record in result.metrics] == [1, 2]
         assert all(torch.isfinite(p).all() for p in result.model.parameters())
         assert all(math.isfinite(r["train_loss"]) for r in result.metrics if "train_loss" in r)
+
+
+def test_every_network_is_built_at_its_full_size() -> None:
+    """Of what recipes name, without memory for it; parameters as the papers count them (002, Section 5.1; 003,
+    Appendix F and H.7, which rounds; 000, B.3 and 004, Appendix C, by their descriptions).
+    """
+    named = {
+        (config.model.name, repr(sorted(config.model.options.items())), config.data.name)
+        for file in FULL
+        for config in runs(file)
+        if config.model.name is not None
+    }
+    counted = {}
+    for name, options, source in sorted(named):
+        shape = (80,) if source == "speech" else (1, 28, 28) if "femnist" in source else (3, 32, 32)
+        classes = 30 if source == "speech" else 62 if "femnist" in source else 100 if "100" in source else 10
+        with torch.device("meta"):
+            model = models.build(name, shape, classes, **dict(eval(options)))
+        counted[name, classes, options] = sum(p.numel() for p in model.parameters())
+    sizes = {key[2]: count for key, count in counted.items() if key[0] == "ctc-transformer"}
+    for size, millions in {"narrow": 114, "shallow": 114, "base": 255, "wide": 450, "deep": 510}.items():
+        assert {c // 1_000_000 for o, c in sizes.items() if f"'{size}'" in o} & {millions - 1, millions, millions + 4}
+    others = {key[:2]: count for key, count in counted.items() if key[0] != "ctc-transformer"}
+    assert others["cnn", 10] == 667_402
+    assert others["resnet18", 10] == 11_173_962 and others["vit_tiny", 100] == 2_698_468
 
 
 @pytest.mark.parametrize("name", ["003/figure-15", "003/figure-16"])
@@ -297,8 +378,15 @@ def cell(name: str, **where: Any) -> tuple[Any, ...]:
     return plain, build_algorithm(config.method.name, config.method.options), tuned
 
 
+def but_for_the_cohort(name: str, **where: Any) -> tuple[Any, ...]:
+    plain, algorithm, tuned = cell(name, **where)
+    privacy = {key: value for key, value in plain["privacy"].items() if key not in ("noise", "extrapolate")}
+    kept = {key: value for key, value in plain.items() if key not in ("cohort", "rounds", "privacy")}
+    return kept, privacy, algorithm, tuned
+
+
 VIT, SWIN = "004/table-1-vit-tiny", "000/table-11"
-LS100 = "runs/003-seed"
+LS100, CV_EN = "runs/003-seed", "runs/003-seed-cv-en"
 TWICE = {
     "004: Local AdamW, 36.86 (Tables 1, 5, 6, 7, 11)": [
         cell(VIT, method="local-adamw", data__partition__alpha=0.1),
@@ -350,9 +438,21 @@ TWICE = {
         cell("002/table-3-cifar10", method="dp-fedavg-client", privacy__epsilon=1.0),
     ],
     "003: LibriSpeech from LS-100, cohort 8 (Tables 3, 5, 11)": [
-        cell("003/table-3", cohort=8),
-        cell("003/table-5", cohort=8, data__partition__iid=None),
-        cell("003/table-11", cohort=8, model__augment=True),
+        cell("003/table-3", model__start=LS100, cohort=8),
+        cell("003/table-5", model__start=LS100, cohort=8, data__partition__iid=None),
+        cell("003/table-11", model__start=LS100, cohort=8, model__augment=True),
+    ],
+    "003: LibriSpeech without a seed, cohort 16 (Tables 3, 5, 8, 11)": [
+        cell("003/table-3", model__start=None, cohort=16),
+        cell("003/table-5", model__start=None, cohort=16, data__partition__iid=None),
+        cell("003/table-8", model__start=None, cohort=16, server__optimizer="lamb"),
+        cell("003/table-11", model__start=None, cohort=16, model__augment=True),
+    ],
+    "003: LibriSpeech from CV-en, cohort 8 (Tables 3, 5, 8, 11)": [
+        cell("003/table-3", model__start=CV_EN, cohort=8),
+        cell("003/table-5", model__start=CV_EN, cohort=8, data__partition__iid=None),
+        cell("003/table-8", model__start=CV_EN, cohort=8, server__optimizer="lamb"),
+        cell("003/table-11", model__start=CV_EN, cohort=8, model__augment=True),
     ],
     "003: Common Voice from LS-100, cohort 16 (Tables 4, 6, 12, 13, 16)": [
         cell("003/table-4", model__start=LS100, cohort=16),
@@ -365,9 +465,13 @@ TWICE = {
         cell("003/table-6", model__start=None, cohort=16, data__partition__iid=None),
         cell("003/table-9-scratch", server__optimizer="lamb", cohort=16),
     ],
-    "003: Common Voice from a tenth of it, cohort 32 (Tables 4, 9)": [
-        cell("003/table-4", model__start="runs/003-seed-cv-en-10", cohort=32),
-        cell("003/table-9", server__optimizer="lamb", cohort=32),
+    "003: Common Voice from a tenth of it, cohort 64 (Tables 4, 9; in smaller cohorts they print other numbers)": [
+        cell("003/table-4", model__start="runs/003-seed-cv-en-10", cohort=64),
+        cell("003/table-9", server__optimizer="lamb", cohort=64),
+    ],
+    "003: LS-960 with global clipping at σ 30·1e-6, but for its cohort (Tables 19, 20)": [
+        but_for_the_cohort("003/table-19", model__start="runs/003-seed-ls-960", privacy__clip__per="global"),
+        but_for_the_cohort("003/table-20", privacy__noise__average=3e-5, privacy__clip__per="global"),
     ],
 }
 
@@ -379,9 +483,11 @@ def test_a_cell_that_a_paper_prints_twice_is_one_experiment(what: str) -> None:
         assert other == first
 
 
-def test_fedprox_without_a_pull_is_the_cell_of_table_4() -> None:
-    plain, _, _ = cell("003/table-13", model__start=LS100, cohort=16, method__mu=0.0)
-    assert plain == cell("003/table-4", model__start=LS100, cohort=16)[0]
+def test_fedprox_without_a_pull_is_the_cell_of_tables_3_and_4() -> None:
+    for name, table in (("003/table-13", "003/table-4"), ("003/table-13-librispeech", "003/table-3")):
+        for start in (LS100, None):
+            plain, _, _ = cell(name, model__start=start, cohort=16, method__mu=0.0)
+            assert plain == cell(table, model__start=start, cohort=16)[0]
 
 
 # --- what the papers print, in the recipes ------------------------------------------------------------
@@ -456,6 +562,66 @@ def test_the_rows_of_paper_003s_table_12() -> None:
     seeds = ("runs/003-seed-cv-en-10", LS100, "runs/003-seed-ls-960")
     seeded = {(seed, n, on, 0.2, 0.002) for seed in seeds for n in (8, 16, 32) for on in (True, False)}
     assert rows == seeded | {(None, n, on, 0.4, 0.006) for n in (8, 16, 32) for on in (True, False)}
+
+
+def test_the_columns_of_paper_003s_table_3() -> None:
+    """Its caption: rates and transition steps without and with a seed; "train: LS-960", "LS-860", "LS-960"."""
+    columns = {
+        c.model.start: (c.local.lr, c.server.lr, asdict(c.server.schedule), len(c.data.speech.splits["train"]))  # type: ignore[union-attr,call-overload]
+        for c in runs(RECIPES / "003" / "table-3.yaml")
+    }
+    decay = {"kind": "exponential", "rate": 0.6, "start": 1000, "warmup": 0}
+    assert columns == {
+        None: (0.4, 0.006, {**decay, "every": 500}, 3),
+        LS100: (0.2, 0.003, {**decay, "every": 250}, 2),
+        CV_EN: (0.2, 0.003, {**decay, "every": 250}, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "language", "rows"),
+    [
+        ("table-18", "fr", {(1_542_750, None), (15_427_500, 2013), (46_282_500, 1991)}),
+        ("table-18-german", "de", {(1_603_750, None), (16_037_500, 2016), (48_112_500, 2068)}),
+    ],
+)
+def test_the_rows_of_paper_003s_table_18(name: str, language: str, rows: set[tuple[int, int | None]]) -> None:
+    """σ_DP·1e6, clipping and T of every row that was trained; (K, T) of those that were not, S 256,000."""
+    configs = runs(RECIPES / "003" / f"{name}.yaml")
+    sections = [(c.privacy, c.rounds) for c in configs if c.privacy is not None]
+    trained = {(round(float(p.noise) / 1024 * 1e6, 3), p.clip.per, t) for p, t in sections}  # type: ignore[arg-type]
+    assert trained == {
+        (10.0, "dim", 2002), (3.0, "dim", 2002), (3.0, "global", 2002), (0.0, "dim", 2000), (0.0, "global", 2000),
+    }  # fmt: skip
+    for config, (privacy, _) in zip(configs, sections, strict=True):
+        assert {(s.population, s.rounds) for s in privacy.extrapolate} == rows
+        assert {s.cohort for s in privacy.extrapolate} == {256_000}
+        speech = config.data.speech
+        assert speech is not None and speech.language == language and speech.share == (0.1, 1.0)
+        assert (config.model.start or "").endswith(f"cv-{language}-10") and language in str(config.data.path)
+
+
+def test_the_sizes_of_paper_003s_table_21_start_from_seeds_of_their_own() -> None:
+    """H.7: "a model pre-trained on LS-100", five of them, "with layer drop set 0.1 for all models"."""
+    configs = runs(RECIPES / "003" / "table-21.yaml")
+    for config in configs:
+        assert config.model.start == f"runs/003-seed-{config.model.options['size']}"
+        assert config.model.options["layer_drop"] == 0.1
+    assert len(configs) == 15 and len({c.model.start for c in configs}) == 5
+
+
+def test_a_seed_has_a_command_that_makes_it() -> None:
+    """Every folder that a recipe of 003 starts from is the --out of a command in some comment, or one of the
+    names that seed.yaml lists.
+    """
+    told = " ".join(f.read_text(encoding="utf-8") for f in (RECIPES / "003").glob("*.yaml"))
+    made = set(re.findall(r"--out (runs/003-seed[\w-]*)", told.replace("-SIZE", "")))
+    listed = re.findall(r"CV-en(?:-\d+)?|CV-\w\w-\d+", (RECIPES / "003/seed.yaml").read_text(encoding="utf-8"))
+    made |= {f"runs/003-seed-{name.lower()}" for name in listed} | {"runs/003-seed-cv-en-05"}
+    sizes = {f"runs/003-seed-{size}" for size in ("narrow", "shallow", "base", "wide", "deep")}
+    steps = {f"runs/003-seed-{n}" for n in (30, 50, 70)}
+    starts = {c.model.start for f in FULL if f.parent.name == "003" for c in runs(f)} - {None}
+    assert starts - steps <= made | sizes, starts - steps - made - sizes
 
 
 def test_the_layers_of_paper_003s_figures_15_and_16() -> None:
