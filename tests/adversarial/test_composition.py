@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,48 @@ def test_copies_that_both_went_on_are_noticed_and_both_count(config, dataset) ->
     for look in (tacit.statement, lambda folder: tacit.resume(folder, dataset=dataset)):
         with pytest.raises(tacit.UserError, match="is not the ledger that the checkpoint was saved with"):
             look("run")
+
+
+class StopAfter:
+    """A tracker that asks its run to stop, as a person would, once a round is done."""
+
+    def __init__(self, round: int) -> None:
+        self._round = round
+
+    def start(self, round: int, rounds: int, facts: object) -> None: ...
+
+    def clients(self, done: int, cohort: int) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None:
+        if record["round"] == self._round:
+            signal.raise_signal(signal.SIGTERM)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "cohort"),
+    [
+        ("blt", 1),
+        ({"kind": "banded", "bands": 2}, 1),
+        ({"kind": "banded", "bands": 12}, {"size": 1, "sampling": "poisson"}),
+    ],
+)
+def test_copies_under_correlated_noise_cost_those_whose_turn_came_after_the_fork(
+    config, dataset, mechanism: Any, cohort: Any
+) -> None:
+    """A turn of all groups is paid for by rounds at its beginning, and whoever is asked later in it pays
+    nothing more. In five copies made in between, the client of round 6 takes part five times.
+    """
+    privacy = {**CLIENT, "noise": 4.0, "mechanism": mechanism}
+    settings = config(rounds=12, privacy=privacy, cohort=cohort, local={"steps": 1, "batch": 4, "lr": 0.1})
+    tacit.run(settings, "run", dataset=dataset, trackers=[StopAfter(3)])
+    copies = ["run", *(f"copy-{i}" for i in range(4))]
+    for copied in copies[1:]:
+        shutil.copytree("run", copied)
+    for folder in copies:
+        assert tacit.resume(folder, dataset=dataset).finished
+    assert tacit.ledger(copies).epsilon >= cost((PoissonGaussian(1.0, 4.0), 5))
 
 
 def test_copies_that_both_went_on_count_twice_for_those_that_began_with_them(config, dataset) -> None:

@@ -2,8 +2,9 @@
 
 Ledgers know which one they are and which lines came before, so nothing is counted twice and nothing is
 lost: copies of one ledger count once as far as they agree, and both their ends count where they went on
-separately; charges that a run carried over from another count once, whether or not the other is there (if
-it was taken along at different times and is not there, each time counts).
+separately (with correlated noise, at the most that a round can cost); charges that a run carried over from
+another count once, whether or not the other is there (if it was taken along at different times and is not
+there, each time counts).
 
 >>> from pathlib import Path
 >>> from tacit.privacy.events import PoissonGaussian
@@ -18,7 +19,7 @@ it was taken along at different times and is not there, each time counts).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tacit.errors import UserError
 from tacit.privacy.ledger import Charge, Contents, Header, Part, replay
@@ -50,7 +51,7 @@ def compose(ledgers: Sequence[Contents]) -> Composition:
         ends = []
         for ledger in sorted(copies, key=lambda copy: -len(copy.charges)):
             fresh = [
-                (ledger.header.data, charge)
+                (ledger.header.data, charge if not ends else _branched(ledger.header, charge))
                 for digest, charge in zip(ledger.hashes[1:], ledger.charges, strict=True)
                 if digest not in counted and charge.carried is None
             ]
@@ -86,6 +87,16 @@ def compose(ledgers: Sequence[Contents]) -> Composition:
         "the runs number their clients differently, so everyone is charged the most that anyone paid"
     )
     return Composition(_for_everyone(everything), notes)
+
+
+def _branched(header: Header, charge: Charge) -> Charge:
+    """A charge of a copy that went on by itself: all that a round can cost, as for one that is repeated.
+
+    Correlated noise charges a round for what it adds to those before it, for the client that all of them
+    together are worst for. Two continuations of the same rounds are worst for somebody else, to whom either
+    may have charged nothing. With independent noise every round costs the same.
+    """
+    return replace(charge, parts=(header.costliest,)) if header.unit == "client" else charge
 
 
 def _for_everyone(charges: Sequence[tuple[str, Charge]]) -> list[Charge]:
