@@ -153,7 +153,9 @@ def plan(
             raise UserError(
                 f"{file} has the settings; change them with --set, and leave the other options out"
             )
-        _of_config(file, overrides, as_json, trials)
+        from tacit.cli.plan_config import plan_config
+
+        plan_config(file, overrides, as_json, trials)
         return
     if overrides:
         raise UserError("--set changes a config's settings; give its file, or the options by name")
@@ -381,45 +383,6 @@ def _split(found: Answer, share: float | None) -> dict[str, float]:
     except ValueError:
         raise UserError(f"--metrics {share:g}: give a share from 0.0001 to 0.9, such as 0.05") from None
     return {"update_noise": rule.rest(found.noise), "metrics_noise": rule.noise(found.noise)}
-
-
-def _of_config(file: Path, overrides: list[str], as_json: bool, trials: float | None) -> None:
-    """What a config will cost: of a sweep, its first run."""
-    from tacit import api
-    from tacit.config import parse_overrides
-    from tacit.config.sweep import load_one
-    from tacit.privacy.statement import rounded_up
-    from tacit.privacy.tuning import Tuned
-
-    found = api.plan(load_one(file, parse_overrides(overrides)), trials=trials)
-    if as_json:
-        print(json.dumps(found))
-        return
-    console = Console(highlight=False, width=min(80, Console().width))
-    rows = Table.grid(padding=(0, 2))
-    whom = "whole clients" if found["unit"] == "client" else "single records"
-    simulated = " (a simulation: nothing is claimed)" if found["simulation"] else ""
-    budget = "" if found["budget"] is None else f", within the budget of {found['budget']:g}"
-    rows.add_row("ε", f"[bold]{rounded_up(found['epsilon'])}[/bold] for {whom}{budget}{simulated}")
-    rows.add_row("δ", f"{found['delta']:g}")
-    worth = "" if found["worth"] is None else f"; by layer, worth {found['worth']:.4g} everywhere"
-    rows.add_row("noise", f"{found['noise']:g} × the clipping bound{worth}")
-    rows.add_row("rounds", f"{found['rounds']:,}")
-    when = ", on average" if found["sampling"] == "poisson" else ""
-    rows.add_row("clients", f"{found['cohort']:g} of {found['clients']:,} a round{when}")
-    if found["metrics"] is not None:
-        told = found["metrics"]
-        alone = rounded_up(told["epsilon_without"])
-        own = f"noise {told['noise']:.4g}, and {told['update_noise']:.4g} on the update"
-        rows.add_row("metrics", f"{told['share']:g} of each round: {own}; without them ε = {alone}")
-    if found["signal_to_noise"] is not None:
-        told = f"{found['signal_to_noise']:.3g} at most: the mean update over the noise on it"
-        rows.add_row("signal", f"{told}, for {found['parameters']:,} parameters")
-    console.print(rows)
-    if found["tuned"] is not None:
-        console.print(Tuned(**found["tuned"]).text())
-    for warning in found["warnings"]:
-        console.print(f"[yellow]warning:[/yellow] {warning}")
 
 
 def _on_sum(

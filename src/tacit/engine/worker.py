@@ -32,8 +32,8 @@ from tacit.engine.csprng import SecretPlaces, csprng, refresh_generator
 from tacit.engine.device import HOST, Compute
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine, refuse_leaky_modules
-from tacit.engine.local import Gradients, PlainGradients, PrivateGradients, nothing, workload
-from tacit.engine.settings import Local
+from tacit.engine.local import Gradients, PlainGradients, PrivateGradients, nothing
+from tacit.engine.settings import Local, workload
 from tacit.engine.states import ClientStates, version
 from tacit.engine.work import LocalWork, mean_loss
 from tacit.errors import UserError
@@ -201,14 +201,15 @@ class Worker:
         job, flat, client, message = self.job, self.flat, participant.client, shown.message
         self.load(message)
         self._seed(order, client)
+        own = job.population.train(client)
         losses: list[Tensor] = []
         work = LocalWork(
             flat,
             job.task,
             job.population.records,
-            job.population.train(client),
+            own,
             job.local,
-            self._gradients(order, client),
+            self._gradients(order, client, own),
             order,
             self._initial_personal,
             queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
@@ -286,10 +287,10 @@ class Worker:
         else:
             torch.manual_seed(seed)
 
-    def _gradients(self, order: Order, client: int) -> Gradients:
+    def _gradients(self, order: Order, client: int, own: NDArray[np.int64]) -> Gradients:
         job = self.job
         if self._clipped is None:
-            shuffler, durations = self._shuffler(order, client), self._durations(client)
+            shuffler, durations = self._shuffler(order, client), self._durations(own)
             return PlainGradients(job.local, shuffler, job.algorithm.batches, durations)
         assert isinstance(job.privacy, ExampleLevel)
         name = (job.seed, order.round, order.attempt, client)
@@ -299,16 +300,16 @@ class Worker:
             self._clipped,
             job.privacy.bits(*name, 0),
             job.privacy.bits(*name, 1),
-            len(job.population.train(client)),
+            len(own),
             model=self._model,
             masks=refresh_generator if self._secret_randomness else nothing,
         )
 
-    def _durations(self, client: int) -> NDArray[Any] | None:
+    def _durations(self, own: NDArray[np.int64]) -> NDArray[Any] | None:
         records = self.job.population.records
         if self.job.local.seconds is None or not isinstance(records, Timed):
             return None
-        durations: NDArray[Any] = records.seconds[self.job.population.train(client)]
+        durations: NDArray[Any] = records.seconds[own]
         return durations
 
     def _shuffler(self, order: Order, client: int) -> np.random.Generator:
@@ -349,7 +350,8 @@ class Worker:
         """Add a client's upload to the sums; its norm before any bound, and its weight (0: left out)."""
         if order.bounding is not None:
             assert self.job.privacy is not None
-            bits = self.job.privacy.bits(self.job.seed, order.round, order.attempt, client, 1)
+            named = (self.job.seed, order.round, order.attempt, client, 1)
+            bits = self.job.privacy.bits(*named) if order.bounding.share else None
             norm = order.bounding.add_(upload, into, bits)
             return norm, 1.0 if math.isfinite(norm) else 0.0
         norm = math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
@@ -401,7 +403,7 @@ class Worker:
         own = job.population.train(client)
         rng = randomness.generator(job.seed, "tune", client)
         local = Local(tune.lr, job.local.batch, job.local.seconds, epochs=tune.epochs)
-        rows = PlainGradients(local, rng, durations=self._durations(client)).rows(len(own))
+        rows = PlainGradients(local, rng, durations=self._durations(own)).rows(len(own))
         u = torch.zeros_like(flat.values)
         for batch in batches.gather(job.population.records, own, rows):
             with self.compute.products():

@@ -38,6 +38,7 @@ import json
 import os
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -123,6 +124,23 @@ class Contents:
         return sum(charge.carried is None for charge in self.charges)
 
 
+@dataclass
+class Tally:
+    """How many rounds were charged, one charge after the other."""
+
+    rounds: int = 0
+    carried: int = 0
+    attempts: Counter[int] = field(default_factory=Counter)
+    """How often each of the run's own rounds was charged."""
+
+    def add(self, charge: Charge) -> None:
+        if charge.carried is not None:
+            self.carried += charge.carried.rounds
+        else:
+            self.rounds += 1
+            self.attempts[charge.round] += 1
+
+
 class Ledger:
     """An open ledger. Only one process can hold it; use it as a context manager or call `close`."""
 
@@ -134,7 +152,12 @@ class Ledger:
             contents.charges,
             contents.hashes,
         )
-        self.totals = replay(self.charges)
+        self._count()
+
+    def _count(self) -> None:
+        self.totals, self.tally = replay(self.charges), Tally()
+        for charge in self.charges:
+            self.tally.add(charge)
 
     @staticmethod
     def open(path: Path, header: Header, carried: Sequence[Charge] = ()) -> Ledger:
@@ -158,7 +181,7 @@ class Ledger:
                 stand_in = found.charges.pop()
                 found.hashes.pop()
                 os.ftruncate(fd, content.rfind(b"\n") + 1)
-                ledger.totals = replay(found.charges)
+                ledger._count()
                 ledger.charge(stand_in)
             return ledger
         except BaseException:
@@ -197,6 +220,7 @@ class Ledger:
                 "make room on the disk, then resume"
             ) from error
         _add(self.totals, charge)
+        self.tally.add(charge)
         self.charges.append(charge)
         self._hashes.append(digest)
 
