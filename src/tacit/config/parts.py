@@ -25,6 +25,7 @@ from tacit.engine.settings import Local, workload
 from tacit.errors import UserError
 from tacit.privacy import Mechanism, Sampler, Sampling, Workload, as_sampling
 from tacit.privacy.choosing import Uploads, chosen
+from tacit.privacy.settings import CorrelatedNoise
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def build_sampling(config: Config, clients: int, sampler: Sampler | None = None)
     if sampler is not None:
         return _own_sampling(config, clients, sampler)
     client_level = config.privacy is not None and config.privacy.unit == "client"
-    in_turn = config.privacy is not None and config.privacy.mechanism is not None
+    in_turn = config.privacy is not None and isinstance(config.privacy.mechanism, CorrelatedNoise)
     return config.cohort.drawn(clients, "poisson" if client_level and not in_turn else "fixed")
 
 
