@@ -25,7 +25,7 @@ def test_every_addition_that_is_shown_works(monkeypatch: pytest.MonkeyPatch) -> 
         importlib.import_module("contributing")
     finally:
         sys.modules.pop("contributing", None)
-        MECHANISMS.pop("twice", None)  # what the examples add is gone afterwards
+        MECHANISMS.pop("with-margin", None)  # what the examples add is gone afterwards
 
 
 def test_every_file_and_registry_that_is_named_exists() -> None:

@@ -3,7 +3,8 @@
 torch takes seconds to import. A command that needs none of it, such as `tacit plan`, should not wait for it
 because a neighbour in the same package does. Type checkers see ordinary imports under `TYPE_CHECKING`.
 
-Modules that `tacit plan` needs, and that compute with torch elsewhere, say `from tacit.lazy import torch`.
+Modules that `tacit plan` needs, and that compute with torch elsewhere, say
+`from tacit.lazy import Tensor, torch`; `Tensor` is then for annotations alone.
 """
 
 from __future__ import annotations
@@ -46,5 +47,6 @@ class _Late:
 
 if TYPE_CHECKING:
     import torch as torch
+    from torch import Tensor as Tensor
 else:
-    torch = _Late("torch")
+    torch, Tensor = _Late("torch"), Any

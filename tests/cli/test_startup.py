@@ -6,6 +6,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -22,6 +23,7 @@ import tacit.privacy
 from tacit.config.methods import METHODS
 from tacit.config.traffic import measured, stored
 
+QUICKSTART = Path(tacit.__file__).parents[2] / "recipes" / "quickstart.yaml"
 LARGE = [
     *["torch", "transformers", "datasets", "scipy", "peft", "dp_accounting", "matplotlib", "pandas"],
     *["scipy.optimize", "scipy.signal", "scipy.stats"],
@@ -61,6 +63,18 @@ def test_no_large_library_is_imported(command: str) -> None:
 def test_a_plan_needs_the_accountants_and_neither_torch_nor_the_slow_parts_of_scipy(asked: str) -> None:
     used = imported(*f"plan --rate 0.1 {asked} --rounds 10 --delta 1e-5".split())
     assert used == {"scipy", "dp_accounting"}
+
+
+def test_a_plan_of_a_config_needs_no_torch_before_the_networks_size() -> None:
+    """ε, noise and warnings come first; only signal to noise, of whole clients, asks for the model's size."""
+    records = imported("plan", str(QUICKSTART), "--set", "privacy.unit=example")
+    assert records == {"scipy", "dp_accounting"}
+    code = (
+        "import sys, tacit; from tacit.api.planning import Plan; plan = Plan(tacit.load(sys.argv[1]));"
+        "assert plan.costs['epsilon'] <= 5 and 'torch' not in sys.modules;"
+        "assert plan.signal['parameters'] == 50_890 and 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(QUICKSTART)], check=True)
 
 
 def test_workers_do_not_import_what_their_job_does_not_need() -> None:

@@ -222,20 +222,20 @@ def test_sgd_at_rate_one_adds_the_update_to_the_last_bit() -> None:
 def test_it_owns_its_vector_and_updates_it_in_place() -> None:
     layout = Layout.of(model())
     theta = torch.randn(layout.shared)
-    s = ServerOptimizer("adam", theta, layout, 0.1)
+    s = ServerOptimizer("adam", theta, layout, 0.1, lambda round: float(round == 0))
     kept, address = theta.clone(), s.theta.data_ptr()
     s.step(torch.ones_like(theta))
     assert torch.equal(theta, kept) and not torch.equal(s.theta, kept)
     assert s.theta.data_ptr() == address
     s.theta.zero_()
-    s.step(torch.zeros_like(theta), lr_factor=0.0)
+    s.step(torch.zeros_like(theta), round=1)
     assert torch.equal(s.theta, torch.zeros_like(theta))
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adagrad", "rmsprop", "lamb", "lars"])
 def test_it_is_the_optimizer_on_each_tensor(name: str) -> None:
     """Layer-wise methods see the layout's tensors, not the flat vector, and not the personal ones."""
-    s = server(name, lr=0.03)
+    s = server(name, lr=0.03, schedule=lambda round: 0.5)
     layout = Layout.of(model(), personal=("2.*",))
     parameters = [v.clone() for _, v in layout.views(s.theta)]
     assert len(parameters) == 4
@@ -243,7 +243,7 @@ def test_it_is_the_optimizer_on_each_tensor(name: str) -> None:
     plain = kind(parameters, lr=0.03 * 0.5)
     for t in range(3):
         d = delta(t, s.theta.numel())
-        s.step(d, lr_factor=0.5)
+        s.step(d, t)
         for p, (_, g) in zip(parameters, layout.views(-d), strict=True):
             p.grad = g.clone()
         plain.step()
@@ -251,10 +251,10 @@ def test_it_is_the_optimizer_on_each_tensor(name: str) -> None:
 
 
 def test_rate_factor_does_not_accumulate() -> None:
-    s = server("sgd", lr=2.0)
+    s = server("sgd", lr=2.0, schedule=lambda round: (0.5, 0.25)[round])
     before, d = s.theta.clone(), delta(0, s.theta.numel())
-    for factor in (0.5, 0.25):
-        s.step(d, factor)
+    for round in range(2):
+        s.step(d, round)
     torch.testing.assert_close(s.theta, before + 1.5 * d)
 
 

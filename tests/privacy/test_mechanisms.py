@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from scipy import optimize, stats
 from torch import nn
 
@@ -34,9 +36,11 @@ from tacit.privacy import (
     refuse_weights,
 )
 from tacit.privacy.accountants import rdp_epsilon
+from tacit.privacy.choosing import chosen
 from tacit.privacy.gaussian import SMALLEST_DELTA
 from tacit.privacy.mechanisms import Mechanism, plain_mechanism, read_mechanism
 from tacit.privacy.mechanisms.example import NUMERICAL
+from tacit.privacy.settings import PrivacySettings
 from tacit.privacy.steps import batch_sampling, step_event
 from tacit.vector import Layout
 
@@ -384,3 +388,61 @@ def test_noise_from_clients_is_not_sold_as_protection_from_the_server() -> None:
     mechanism = client(noise_at="clients")
     server = make_statement(mechanism, charges(mechanism, 0), 10).observers[1]
     assert server.epsilon is None and "secure aggregation" in server.why and "√cohort" in server.why
+
+
+# --- a mechanism of one's own, by its name ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Margin(ClientLevel):
+    """Adds more noise than it is charged for."""
+
+    kind = "margin"
+    margin: float = 2.0
+
+    @property
+    def sum_noise(self) -> float:
+        return self.margin * super().sum_noise
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MECHANISMS, "margin", Margin)
+
+
+def section(**keys: Any) -> PrivacySettings:
+    given = {"unit": "client", "delta": 1e-5, "clip": 1.0, "noise": 1.5, "mechanism": "margin"} | keys
+    return PrivacySettings.model_validate(given)
+
+
+def made(given: PrivacySettings) -> Mechanism:
+    return chosen(given, Poisson(0.1), 10, lambda: pytest.fail("no layers were asked for"), deployed=False)
+
+
+def test_an_added_mechanism_is_chosen_by_its_name_with_its_options(added: None) -> None:
+    plain = made(section())
+    assert isinstance(plain, Margin) and (plain.noise, plain.sum_noise) == (1.5, 3.0)
+    wide = made(section(mechanism={"kind": "margin", "margin": 4.0}, noise_at="clients"))
+    assert isinstance(wide, Margin) and (wide.sum_noise, wide.noise_at) == (6.0, "clients")
+    assert read_mechanism(plain_mechanism(wide)) == wide
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"mechanism": {"kind": "margin", "width": 4}}, r"mechanism.width: margin has no such option"),
+        ({"unit": "example"}, r"margin protects units of client; set privacy.unit to client"),
+        ({"adaptive": {}}, r"leave out privacy.adaptive"),
+        ({"aggregation": "secure"}, r"privacy.aggregation"),
+        ({"noise_by_layer": {"*": 2.0}}, r"privacy.noise_by_layer"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(added: None, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        made(section(**keys))
+
+
+@pytest.mark.parametrize("name", ["margin", "client", "layered", "secure"])
+def test_a_name_that_was_not_added_or_follows_from_other_keys_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"'{name}' is not one of blt, banded"):
+        section(mechanism=name)

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from torch import Tensor
-
+from tacit.lazy import Tensor
 from tacit.vector import Layout, Vectors
 
 

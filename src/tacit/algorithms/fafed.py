@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from tacit.algorithms.base import Algorithm, Decay, Round, Work
+from tacit.lazy import Tensor, torch
 from tacit.vector import Layout, Vectors
 
 

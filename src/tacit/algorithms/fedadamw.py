@@ -10,10 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from tacit.algorithms.base import Algorithm, Decay, Round, Work
+from tacit.lazy import Tensor, torch
 from tacit.vector import Layout, Vectors
 from tacit.vector.blocks import Blocks, Kind, blocks
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from tacit.algorithms.base import Algorithm, Decay, Work
+from tacit.lazy import torch
 from tacit.vector import Vectors
 
 

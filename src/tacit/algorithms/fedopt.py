@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from tacit.algorithms.base import Decay, Round
 from tacit.algorithms.fedavg import FedAvg
+from tacit.lazy import Tensor, torch
 from tacit.vector import Layout, Vectors
 
 

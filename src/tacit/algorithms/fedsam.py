@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from tacit.algorithms.base import Algorithm, Decay, Work
+from tacit.lazy import Tensor, torch
 from tacit.vector import Vectors
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-from torch.optim import Optimizer
-
+from tacit import optimizers
 from tacit.algorithms.base import Algorithm, Decay, Work
-from tacit.optimizers import Lamb, Lars
+from tacit.lazy import torch
 from tacit.vector import Vectors
 
 
@@ -35,12 +33,14 @@ class FedLayerwise(Algorithm):
     def client(self, msg: Vectors, state: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         theta = msg["theta"]
         y = work.load(theta)
-        layers = [nn.Parameter(view, requires_grad=False) for _, view in work.layout.views(y)]
-        optimizer: Optimizer
+        layers = [torch.nn.Parameter(view, requires_grad=False) for _, view in work.layout.views(y)]
+        optimizer: torch.optim.Optimizer
         if self.rule == "lamb":
-            optimizer = Lamb(layers, betas=(self.beta1, self.beta2), eps=self.eps)
+            optimizer = optimizers.Lamb(layers, betas=(self.beta1, self.beta2), eps=self.eps)
         else:
-            optimizer = Lars(layers, momentum=self.momentum, trust_coefficient=self.trust_coefficient)
+            optimizer = optimizers.Lars(
+                layers, momentum=self.momentum, trust_coefficient=self.trust_coefficient
+            )
         for lr in work.steps():
             for layer, (_, part) in zip(layers, work.layout.views(work.gradient()), strict=True):
                 layer.grad = part

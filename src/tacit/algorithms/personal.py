@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from tacit.algorithms.base import Algorithm, Decay, Work
 from tacit.algorithms.fedsam import sharpness_aware
+from tacit.lazy import torch
 from tacit.vector import Vectors
 
 

@@ -15,9 +15,10 @@ from tacit.lazy import lazily
 
 if TYPE_CHECKING:
     from tacit.api.exporting import export, trained
+    from tacit.api.extrapolating import extrapolations
     from tacit.api.folders import RUNS, new_folder
     from tacit.api.inputs import dataset, load
-    from tacit.api.planning import extrapolations, plan
+    from tacit.api.planning import plan
     from tacit.api.reading import compare, ledger, page, statement, test, test_clients, verify
     from tacit.api.training import resume, run
 
@@ -45,9 +46,10 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "tacit.api.exporting": "export trained",
+        "tacit.api.extrapolating": "extrapolations",
         "tacit.api.folders": "RUNS new_folder",
         "tacit.api.inputs": "dataset load",
-        "tacit.api.planning": "extrapolations plan",
+        "tacit.api.planning": "plan",
         "tacit.api.reading": "compare ledger page statement test test_clients verify",
         "tacit.api.training": "resume run",
     },

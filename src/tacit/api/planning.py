@@ -1,25 +1,24 @@
-"""`tacit.plan`: what a config will cost; and what a run's ε would be with more clients."""
+"""`tacit.plan`: what a config will cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from tacit.api.folders import recorded_config
 from tacit.config import Config
-from tacit.config.build import build_job
+from tacit.config.parts import build_parts, build_privacy
 from tacit.data import Dataset
 from tacit.errors import UserError
-from tacit.federation.passed import read_passed
-from tacit.federation.statements import read_statement
 from tacit.privacy import ClientLevel, LayeredNoise, Mechanism, Poisson, Sampler, Workload
 from tacit.privacy.accountants import epsilon
-from tacit.privacy.conventions import Scale
 from tacit.privacy.events import Spend
 from tacit.privacy.tuning import tuned_epsilon
+
+if TYPE_CHECKING:
+    from tacit.vector import Layout
 
 
 def plan(
@@ -48,37 +47,70 @@ def plan(
     Raises:
         UserError: the config has no `privacy` section, or no noise keeps its budget.
     """
-    if config.privacy is None:
-        raise UserError(
-            "this config has no `privacy` section, so nothing is spent and nothing guaranteed; add one, or "
-            "give its keys with --set"
-        )
-    job = build_job(config, Path(config.name), dataset=dataset, sampling=sampling)
-    mechanism = job.privacy
-    assert mechanism is not None
-    spends = mechanism.planned(job.workload, config.rounds, mechanism.noise)
-    cost = max((epsilon(spend, mechanism.delta) for spend in spends), key=lambda found: found.value)
-    cohort = mechanism.expected(len(job.population))
-    drowned = mechanism.noise_norm(job.layout.shared) if isinstance(mechanism, ClientLevel) else 0.0
-    strength = cohort / drowned if drowned else math.inf
-    return {
-        "unit": mechanism.unit,
-        "epsilon": cost.value,
-        "delta": mechanism.delta,
-        "budget": mechanism.epsilon,
-        "noise": mechanism.noise,
-        "worth": mechanism.worth(mechanism.noise) if isinstance(mechanism, LayeredNoise) else None,
-        "rounds": config.rounds,
-        "clients": len(job.population),
-        "cohort": cohort,
-        "sampling": "poisson" if isinstance(mechanism.sampling, Poisson) else "fixed",
-        "parameters": job.layout.shared,
-        "signal_to_noise": strength if mechanism.unit == "client" else None,
-        "simulation": mechanism.simulated,
-        "metrics": _metrics_cost(mechanism, job.workload, config.rounds),
-        "tuned": None if trials is None else _tuned(spends, mechanism.delta, trials),
-        "warnings": mechanism.warnings(job.workload),
-    }
+    plan = Plan(config, dataset, sampling, trials)
+    return plan.costs | plan.signal
+
+
+class Plan:
+    """A config's plan in two parts: what it costs, which takes no torch, and what is left of the signal."""
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset | None = None,
+        sampling: Sampler | None = None,
+        trials: float | None = None,
+    ) -> None:
+        """As `plan`."""
+        if config.privacy is None:
+            raise UserError(
+                "this config has no `privacy` section, so nothing is spent and nothing guaranteed; add one, "
+                "or give its keys with --set"
+            )
+        self._config, self._trials = config, trials
+        self._parts = build_parts(config, dataset)
+        mechanism = build_privacy(config, self._parts, self._uploads, sampling)
+        assert mechanism is not None
+        self._mechanism = mechanism
+
+    def _uploads(self) -> tuple[Mapping[str, int], Layout]:
+        from tacit.config.build import build_model, uploads
+
+        return uploads(self._parts.algorithm, build_model(self._config, self._parts.dataset, weights=False))
+
+    @cached_property
+    def costs(self) -> dict[str, Any]:
+        """All but `signal`."""
+        mechanism, rounds, clients = self._mechanism, self._config.rounds, len(self._parts.population)
+        workload = self._parts.workload(self._config.seed)
+        spends = mechanism.planned(workload, rounds, mechanism.noise)
+        cost = max((epsilon(spend, mechanism.delta) for spend in spends), key=lambda found: found.value)
+        return {
+            "unit": mechanism.unit,
+            "epsilon": cost.value,
+            "delta": mechanism.delta,
+            "budget": mechanism.epsilon,
+            "noise": mechanism.noise,
+            "worth": mechanism.worth(mechanism.noise) if isinstance(mechanism, LayeredNoise) else None,
+            "rounds": rounds,
+            "clients": clients,
+            "cohort": mechanism.expected(clients),
+            "sampling": "poisson" if isinstance(mechanism.sampling, Poisson) else "fixed",
+            "simulation": mechanism.simulated,
+            "metrics": _metrics_cost(mechanism, workload, rounds),
+            "tuned": None if self._trials is None else _tuned(spends, mechanism.delta, self._trials),
+            "warnings": mechanism.warnings(workload),
+        }
+
+    @cached_property
+    def signal(self) -> dict[str, Any]:
+        """The parameters that are sent and, at client level, how strong a signal is beside the noise."""
+        _, layout = self._uploads()
+        mechanism, strength = self._mechanism, None
+        if isinstance(mechanism, ClientLevel):
+            drowned = mechanism.noise_norm(layout.shared)
+            strength = mechanism.expected(len(self._parts.population)) / drowned if drowned else math.inf
+        return {"parameters": layout.shared, "signal_to_noise": strength}
 
 
 def _tuned(spends: Sequence[Spend], delta: float, trials: float) -> dict[str, Any]:
@@ -97,30 +129,3 @@ def _metrics_cost(mechanism: Mechanism, workload: Workload, rounds: int) -> dict
         "update_noise": alone.noise,
         "epsilon_without": max(epsilon(spend, alone.delta).value for spend in spends),
     }
-
-
-def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
-    """What ε would be with more clients, for a run so far: a line each, none of them a claim of the run."""
-    folder = Path(folder)
-    config = recorded_config(folder)
-    privacy = config.privacy
-    asked = [(Scale(s.population, s.cohort), s.rounds) for s in privacy.extrapolate] if privacy else []
-    asked += [(scale, None) for scale in more]
-    if privacy is None or not asked:
-        return []
-    own = "sampling" in (read_passed(folder) or {}) or config.cohort.sampling == "fixed"
-    if privacy.unit != "client" or privacy.adaptive is not None or privacy.noise_by_layer or own:
-        raise UserError(
-            "an extrapolation needs client-level privacy, Poisson cohorts, a constant clip and the same "
-            "noise everywhere"
-        )
-    noise, done = float(privacy.noise or 0.0), read_statement(folder).rounds  # type: ignore[arg-type]
-    if not noise:
-        return []
-    lines = []
-    for scale, rounds in asked:
-        # A federation that goes on for longer does so in proportion while this run is under way.
-        rounds = done if rounds is None else max(1, round(rounds * done / config.rounds))
-        epsilon = scale.cost(noise, config.cohort.size, rounds, privacy.delta)
-        lines.append(scale.text(epsilon, scale.noise(noise, config.cohort.size), rounds))
-    return lines

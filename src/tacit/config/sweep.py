@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit.config.build import build_sampling
 from tacit.config.loading import load, override, read_values
 from tacit.config.methods import build_algorithm
+from tacit.config.parts import build_sampling
 from tacit.config.schema import Config
 from tacit.errors import UserError
 from tacit.privacy.calibration import solve_noise

@@ -19,11 +19,11 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tacit.data.records import Batch, Indices, Records
 from tacit.data.widths import apart, one_by_one
+from tacit.lazy import torch
 
 MANY = 1024
 """Records that are copied out of their storage at once: a client may hold more than memory does."""

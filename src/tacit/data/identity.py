@@ -29,11 +29,11 @@ from hashlib import blake2b, sha256
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tacit.data.population import Population
 from tacit.data.records import Raw, Records
+from tacit.lazy import torch
 
 MANY = 1_000_000
 """Up to so many records are all looked at: a few microseconds each."""

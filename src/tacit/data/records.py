@@ -14,15 +14,16 @@ the model's inputs, and is cheap enough to be called on every batch, on any devi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from functools import cached_property
 from mmap import mmap
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
-from torch.nn import functional
+
+from tacit.lazy import Tensor, torch
 
 Batch = dict[str, Tensor]
 """Named tensors with the records along dimension 0; for pictures `x` [B, C, H, W] and `y` [B]."""
@@ -119,14 +120,17 @@ class ArrayRecords:
         self.joint = size is None
         self.mean, self.std = mean, std
         self.size = size if size is not None and self.x.shape[2:] != (size, size) else None
-        # (x/255 - mean)/std is one multiplication and one addition: x·scale + shift.
-        unit = 255.0 if self.x.dtype == np.uint8 else 1.0
-        deviation = torch.as_tensor(1.0 if std is None else std, dtype=torch.float64)
-        if not bool((deviation > 0).all()):
+        if std is not None and not bool((np.asarray(std) > 0).all()):
             raise ValueError(f"std must be positive, not {std}")
-        centre = torch.as_tensor(0.0 if mean is None else mean, dtype=torch.float64)
-        self._scale = _per_channel(1.0 / (unit * deviation), self.x.ndim)
-        self._shift = _per_channel(-centre / deviation, self.x.ndim)
+
+    @cached_property
+    def _affine(self) -> tuple[Tensor, Tensor]:
+        """(x/255 - mean)/std as one multiplication and one addition: x·scale + shift."""
+        unit = 255.0 if self.x.dtype == np.uint8 else 1.0
+        deviation = torch.as_tensor(1.0 if self.std is None else self.std, dtype=torch.float64)
+        centre = torch.as_tensor(0.0 if self.mean is None else self.mean, dtype=torch.float64)
+        scale, shift = 1.0 / (unit * deviation), -centre / deviation
+        return _per_channel(scale, self.x.ndim), _per_channel(shift, self.x.ndim)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -151,7 +155,8 @@ class ArrayRecords:
         x = batch["x"]
         if x.dtype == torch.uint8 or (x.is_floating_point() and (self.mean, self.std) != (None, None)):
             # A fresh tensor is made by the product; the sum may then be done in place.
-            x = (x * self._scale.to(x.device)).add_(self._shift.to(x.device))
+            scale, shift = self._affine
+            x = (x * scale.to(x.device)).add_(shift.to(x.device))
         if self.size is not None and len(x):
             x = resize(x, self.size)
         elif self.size is not None:
@@ -200,14 +205,16 @@ class Subset:
 def resize(pictures: Tensor, size: int) -> Tensor:
     """Pictures [B, C, H, W] of floats at `size` × `size`: bilinear, and without aliasing if they shrink."""
     shrink = size < max(pictures.shape[2:])
-    return functional.interpolate(
+    return torch.nn.functional.interpolate(
         pictures, (size, size), mode="bilinear", align_corners=False, antialias=shrink
     )
 
 
 def _array(values: ArrayLike | Tensor) -> NDArray[Any]:
-    if isinstance(values, Tensor):
-        return values.numpy()
+    loaded = sys.modules.get("torch")
+    if loaded is not None and isinstance(values, loaded.Tensor):
+        found: NDArray[Any] = values.numpy()
+        return found
     return values if isinstance(values, np.ndarray) else np.asarray(values)
 
 

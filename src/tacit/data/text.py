@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from tacit.data.records import Batch, Indices, packed, unpacked
 from tacit.data.tokens import Tokenizer
 from tacit.data.widths import by_edge, edge, fit
 from tacit.errors import UserError
+from tacit.lazy import torch
 
 BUCKET = 16
 """Batches are as long as their longest text, rounded up to a multiple of this: few shapes, little padding."""

@@ -16,11 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
 from tacit.data.records import Batch, Records, Subset
+from tacit.lazy import Tensor, torch
 
 
 @runtime_checkable
@@ -59,7 +56,7 @@ def fit(values: Tensor, width: int) -> Tensor:
     missing = width - values.shape[1]
     if missing <= 0:
         return values[:, :width]
-    return functional.pad(values, (0, 0) * (values.dim() - 2) + (0, missing))
+    return torch.nn.functional.pad(values, (0, 0) * (values.dim() - 2) + (0, missing))
 
 
 def apart(records: Records) -> Apart | None:

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tacit.data.records import Batch, Indices, packed, unpacked
@@ -27,6 +26,7 @@ from tacit.data.text import BUCKET
 from tacit.data.tokens import Tokenizer
 from tacit.data.widths import by_edge, edge, fit
 from tacit.errors import UserError
+from tacit.lazy import torch
 
 NOTHING = -100
 """The class of a place that is not asked about, as everywhere in the field."""

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.algorithms import Algorithm
-from tacit.data import Batch, Population, Records, batches
+from tacit.data import Batch, Records, batches
 from tacit.engine.isolation import Pristine
 from tacit.engine.settings import Local
 from tacit.gradients import ClippedGradient, batch_size, plain_gradient
@@ -179,17 +178,3 @@ class PrivateGradients:
         if total is not None:
             flat.grad.copy_(total)
         return torch.cat(found)
-
-
-def workload(population: Population, local: Local, algorithm: Algorithm, seed: int) -> Workload:
-    """What of a run decides its cost: a client makes `algorithm.batches` batches for each of its local
-    steps.
-    """
-    return Workload(
-        population=len(population),
-        seed=seed,
-        sizes=population.sizes,
-        batch=local.batch,
-        steps=lambda records: local.nominal_steps(records) * algorithm.batches,
-        queries=algorithm.queries,
-    )

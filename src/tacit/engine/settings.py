@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from tacit.optimizers.schedules import AnySchedule, Constant, Within
+from tacit.privacy import Workload
 from tacit.section import section
+
+if TYPE_CHECKING:
+    from tacit.algorithms import Algorithm
+    from tacit.data import Population
 
 
 @section
@@ -56,3 +61,17 @@ class Local(LocalTraining):
         if self.steps is not None:
             return self.steps
         return int((self.epochs or 1) * max(1, -(-examples // self.batch)))
+
+
+def workload(population: Population, local: Local, algorithm: Algorithm, seed: int) -> Workload:
+    """What of a run decides its cost: a client makes `algorithm.batches` batches for each of its local
+    steps.
+    """
+    return Workload(
+        population=len(population),
+        seed=seed,
+        sizes=population.sizes,
+        batch=local.batch,
+        steps=lambda records: local.nominal_steps(records) * algorithm.batches,
+        queries=algorithm.queries,
+    )

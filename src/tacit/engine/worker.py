@@ -10,9 +10,8 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,114 +21,33 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tacit import randomness
-from tacit.algorithms import Algorithm
-from tacit.data import Population, Records, batches
-from tacit.data.augment import Augment
+from tacit.data import Records, batches
 from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory
 from tacit.engine.contract import Order, Participant, Report, Tune
 from tacit.engine.csprng import SecretPlaces, csprng, refresh_generator
 from tacit.engine.device import HOST, Compute
 from tacit.engine.guard import Shown, received
-from tacit.engine.isolation import Pristine, refuse_leaky_modules
-from tacit.engine.local import Gradients, PlainGradients, PrivateGradients, nothing, workload
+from tacit.engine.isolation import Pristine
+from tacit.engine.job import TEST_CHUNK, ClientError, Job, add_sums
+from tacit.engine.local import Gradients, PlainGradients, PrivateGradients, nothing
 from tacit.engine.settings import Local
-from tacit.engine.states import ClientStates, version
+from tacit.engine.states import version
 from tacit.engine.work import LocalWork, mean_loss
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
-from tacit.privacy import ExampleLevel, Mechanism, SecureSum, Workload
-from tacit.tasks import Task
-from tacit.vector import Flat, Layout, Vectors, read_buffers
+from tacit.privacy import ExampleLevel, SecureSum
+from tacit.vector import Flat, Vectors
 
-TEST_CHUNK = 2000
-"""Records of the test set in one evaluation task; fixed, so sums do not depend on the engine."""
-
-
-class ClientError(RuntimeError):
-    """Code of the model, the data or the algorithm failed on a client; says which one and where."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that a worker needs to train as any client of a run; sent once, when the worker starts."""
-
-    model: nn.Module
-    task: Task
-    population: Population
-    test: Records
-    algorithm: Algorithm
-    local: Local
-    seed: int
-    states: ClientStates
-    evaluation_batch: int = 500
-    validating: bool = False
-    """Judge clients by their own validation splits instead of their test splits."""
-    privacy: Mechanism | None = None
-    layers: bool = False
-    """Report the norm of each layer of a client's update: exact numbers on single clients."""
-    public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Records that belong to no client and need no protection."""
-    probe: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Training records on which the server's model is judged too: its own train loss."""
-    augment: Augment | None = None
-    """Random changes to the records a client trains on; never to those that judge a model."""
-
-    def __post_init__(self) -> None:
-        if self.privacy is not None:
-            refuse_leaky_modules(self.model, examples=isinstance(self.privacy, ExampleLevel))
-
-    @cached_property
-    def layout(self) -> Layout:
-        return Layout.of(self.model, self.algorithm.personal_part)
-
-    @cached_property
-    def upload_sizes(self) -> dict[str, int]:
-        """Names and lengths of what each client sends.
-
-        Under a guarantee buffers stay as they were: statistics of records need noise, and would drown in it.
-        """
-        buffers = read_buffers(self.model) if self.privacy is None else {}
-        return {**self.uploads, **{name: vector.numel() for name, vector in buffers.items()}}
-
-    @cached_property
-    def uploads(self) -> dict[str, int]:
-        """Names and lengths of what the algorithm's client part sends."""
-        return dict(self.algorithm.uploads(self.layout))
-
-    @cached_property
-    def workload(self) -> Workload:
-        """What of the run decides its cost in privacy."""
-        return workload(self.population, self.local, self.algorithm, self.seed)
-
-    def empty_sums(self, device: str = "cpu") -> Vectors:
-        """Zeros to add uploads to: whole numbers under a client-level guarantee."""
-        return {
-            name: torch.zeros(size, dtype=self.sum_dtype, device=device)
-            for name, size in self.upload_sizes.items()
-        }
-
-    @property
-    def sum_dtype(self) -> torch.dtype:
-        return torch.int64 if self.privacy is not None and self.privacy.sums_integers else torch.float32
-
-    @property
-    def test_chunks(self) -> int:
-        """Number of evaluation tasks the common test set is cut into."""
-        return -(-len(self.test) // TEST_CHUNK)
-
-    @property
-    def chunks(self) -> int:
-        """Evaluation tasks in all: those of the test set, then those of the probe."""
-        return self.test_chunks + -(-len(self.probe) // TEST_CHUNK)
-
-    def summarise(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Metrics from the sums of all chunks, in order; of the probe only the loss."""
-        metrics = self.task.summarise(add_sums(parts[: self.test_chunks]))
-        if len(self.probe):
-            metrics["server_train_loss"] = self.task.summarise(add_sums(parts[self.test_chunks :]))["loss"]
-        return metrics
+__all__ = [
+    "ClientError",
+    "Job",
+    "Worker",
+    "add_sums",
+    "evaluate",
+    "one_at_a_time",
+]
 
 
 def one_at_a_time(model: nn.Module, compute: Compute) -> bool:
@@ -201,14 +119,15 @@ class Worker:
         job, flat, client, message = self.job, self.flat, participant.client, shown.message
         self.load(message)
         self._seed(order, client)
+        own = job.population.train(client)
         losses: list[Tensor] = []
         work = LocalWork(
             flat,
             job.task,
             job.population.records,
-            job.population.train(client),
+            own,
             job.local,
-            self._gradients(order, client),
+            self._gradients(order, client, own),
             order,
             self._initial_personal,
             queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
@@ -286,10 +205,10 @@ class Worker:
         else:
             torch.manual_seed(seed)
 
-    def _gradients(self, order: Order, client: int) -> Gradients:
+    def _gradients(self, order: Order, client: int, own: NDArray[np.int64]) -> Gradients:
         job = self.job
         if self._clipped is None:
-            shuffler, durations = self._shuffler(order, client), self._durations(client)
+            shuffler, durations = self._shuffler(order, client), self._durations(own)
             return PlainGradients(job.local, shuffler, job.algorithm.batches, durations)
         assert isinstance(job.privacy, ExampleLevel)
         name = (job.seed, order.round, order.attempt, client)
@@ -299,16 +218,16 @@ class Worker:
             self._clipped,
             job.privacy.bits(*name, 0),
             job.privacy.bits(*name, 1),
-            len(job.population.train(client)),
+            len(own),
             model=self._model,
             masks=refresh_generator if self._secret_randomness else nothing,
         )
 
-    def _durations(self, client: int) -> NDArray[Any] | None:
+    def _durations(self, own: NDArray[np.int64]) -> NDArray[Any] | None:
         records = self.job.population.records
         if self.job.local.seconds is None or not isinstance(records, Timed):
             return None
-        durations: NDArray[Any] = records.seconds[self.job.population.train(client)]
+        durations: NDArray[Any] = records.seconds[own]
         return durations
 
     def _shuffler(self, order: Order, client: int) -> np.random.Generator:
@@ -349,7 +268,8 @@ class Worker:
         """Add a client's upload to the sums; its norm before any bound, and its weight (0: left out)."""
         if order.bounding is not None:
             assert self.job.privacy is not None
-            bits = self.job.privacy.bits(self.job.seed, order.round, order.attempt, client, 1)
+            named = (self.job.seed, order.round, order.attempt, client, 1)
+            bits = self.job.privacy.bits(*named) if order.bounding.share else None
             norm = order.bounding.add_(upload, into, bits)
             return norm, 1.0 if math.isfinite(norm) else 0.0
         norm = math.sqrt(sum(float(torch.linalg.vector_norm(v.float())) ** 2 for v in upload.values()))
@@ -401,7 +321,7 @@ class Worker:
         own = job.population.train(client)
         rng = randomness.generator(job.seed, "tune", client)
         local = Local(tune.lr, job.local.batch, job.local.seconds, epochs=tune.epochs)
-        rows = PlainGradients(local, rng, durations=self._durations(client)).rows(len(own))
+        rows = PlainGradients(local, rng, durations=self._durations(own)).rows(len(own))
         u = torch.zeros_like(flat.values)
         for batch in batches.gather(job.population.records, own, rows):
             with self.compute.products():
@@ -426,12 +346,3 @@ def evaluate(
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + float(value)
     return sums
-
-
-def add_sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Add up metric sums in the order given."""
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total.get(name, 0.0) + value
-    return total

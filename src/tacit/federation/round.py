@@ -51,7 +51,7 @@ def run_round(
     charge = mechanism.charge(n, cohort, workload, attempt)
     if not spending.affords(charge):
         return None
-    spending.make_room(charge, server.vectors())
+    spending.make_room(charge, server.vectors)
     # 3. What goes down.
     bounding = mechanism.bounding(server.mechanism_state, job.upload_sizes, server.layout, len(cohort))
     order, message = server.order(attempt, bounding), server.message()
@@ -74,7 +74,7 @@ def run_round(
     arrivals, state = _arrivals(reports, bounding, len(participants)), server.mechanism_state
     mean, server.mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
     measured: Record = {}
-    if job.privacy is not None:
+    if job.privacy is not None and job.privacy.metrics is not None:
         measured = job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
     if mean is not None:
         server.step(mean, order.lr, server.fraction)

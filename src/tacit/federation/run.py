@@ -188,13 +188,18 @@ class Federation:
         if not self._withholds:
             record |= self._engine_facts()
         self._unrecorded, server.whole = record, True
-        if server.round == last or self._due(self.settings.evaluate.every):
+        if self._tests:
             record |= evaluation(server, engine)
         seconds = time.perf_counter() - start
         server.seconds += seconds
         self._tell(record | {"seconds": round(seconds, 4)})
         self._keep_best()
         return True
+
+    @property
+    def _tests(self) -> bool:
+        """Whether the model is tested after the round that is just done."""
+        return self.server.round == self.settings.rounds or self._due(self.settings.evaluate.every)
 
     def _due(self, every: int) -> bool:
         return self.server.round % every == 0
@@ -237,7 +242,8 @@ class Federation:
 
     def _note(self, record: Record) -> None:
         self._metrics.round(record)
-        self._watch.hear(record)
+        if self._tests:
+            self._watch.hear(record)
 
     def _keep_best(self) -> None:
         """Save the model if its test was the best, and it is not saved yet."""

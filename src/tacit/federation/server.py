@@ -44,7 +44,6 @@ class _Round:
     lr: float
     steps: int | None
     optimizer: ServerOptimizer
-    lr_factor: float
     theta: Tensor
     local: Local
 
@@ -58,7 +57,7 @@ class _Round:
     def step(self, delta: Tensor) -> Tensor:
         if self.theta is not self.optimizer.theta:  # an algorithm that moved θ by itself before
             self.optimizer.theta.copy_(self.theta)
-        self.optimizer.step(delta, self.lr_factor)
+        self.optimizer.step(delta, self.index)
         return self.optimizer.theta
 
 
@@ -74,7 +73,6 @@ class Server:
         self.job, self.settings, self.layout = job, settings, job.layout
         self.mechanism_state, self.fraction = mechanism_state, fraction
         self._device = devices(settings.server.device, "server.device")[0]
-        self._lr_schedule = settings.server.schedule.over(settings.rounds)
         self._local_schedule = job.local.schedule.over(settings.rounds)
         values = read_values(job.model, self.layout)
         self._personal = values[self.layout.shared :].clone()
@@ -83,6 +81,7 @@ class Server:
             values[: self.layout.shared].float().to(self._device),
             self.layout,
             settings.server.lr,
+            settings.server.schedule.over(settings.rounds),
             **settings.server.options,
         )
         state = job.algorithm.init(self.optimizer.theta, self.layout)
@@ -143,7 +142,6 @@ class Server:
             lr=lr,
             steps=self.nominal_steps,
             optimizer=self.optimizer,
-            lr_factor=self._lr_schedule(self.round),
             theta=self.state["theta"],
             local=self.job.local,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from tacit.federation.statements import (
     write_statement,
 )
 from tacit.privacy import Charge, Ids, Ledger, Mechanism, Workload
-from tacit.privacy.statement import Tally
 from tacit.privacy.totals import DIGITS, Worst
 from tacit.vector import Vectors
 
@@ -46,7 +45,6 @@ class Spending:
         """What the statement says besides: who else counts as the server."""
         self.seen: Ledger | None = None
         """What the server sees, where the mechanism protects from it."""
-        self._tally = Tally()
         self._known: tuple[tuple[int, bool], Worst] | None = None
         """The worst client after so many charges: a round's record and its statement both ask."""
         self._afforded: Charge | None = None
@@ -75,12 +73,10 @@ class Spending:
         except UserError:
             self.close()
             raise
-        for charge in self.ledger.charges:
-            self._tally.add(charge)
 
     def attempt(self, round: int) -> int:
         """How often a round was charged before: one that is repeated must not repeat its noise."""
-        return self._tally.attempts[round]
+        return 0 if self.ledger is None else self.ledger.tally.attempts[round]
 
     def affords(self, charge: Charge | None) -> bool:
         """Whether the budget has room for one more charge."""
@@ -90,10 +86,10 @@ class Spending:
         self._afforded = charge if within else None
         return within
 
-    def make_room(self, charge: Charge | None, vectors: Vectors) -> None:
+    def make_room(self, charge: Charge | None, vectors: Callable[[], Vectors]) -> None:
         """Have the disk's space for the checkpoint that follows a charge, or refuse before it is made."""
         if charge is not None:
-            self._room.hold(checkpoints.size(vectors))
+            self._room.hold(checkpoints.size(vectors()))
 
     def record(self, charge: Charge | None, cohort: Ids) -> None:
         """Put a charge on disk; what it pays for may be released after this returns."""
@@ -104,7 +100,6 @@ class Spending:
             assert shown is not None
             self.seen.charge(shown)
         self._open.charge(charge)
-        self._tally.add(charge)
         if charge is self._afforded:
             self._within = len(self._open.charges)
 
@@ -149,7 +144,7 @@ class Spending:
             warnings = [*mechanism.warnings(workload), *self.remarks]
             worst, seen = self._worst(final), self._shown(final)
             population = workload.population
-            write_statement(self._folder, mechanism, worst, self._tally, population, warnings, seen)
+            write_statement(self._folder, mechanism, worst, self._open.tally, population, warnings, seen)
 
     def _shown(self, exact: bool) -> float | None:
         """ε against the server, where the mechanism protects from it; an upper bound until the end."""

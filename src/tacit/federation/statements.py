@@ -15,9 +15,9 @@ from tacit.federation import checkpoint
 from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.privacy import Ledger, Mechanism, replay
 from tacit.privacy.composition import compose
-from tacit.privacy.ledger import Contents
+from tacit.privacy.ledger import Contents, Tally
 from tacit.privacy.mechanisms import plain_mechanism, read_mechanism
-from tacit.privacy.statement import Statement, Tally, make_statement, state
+from tacit.privacy.statement import Statement, make_statement, state
 from tacit.privacy.totals import Worst
 from tacit.reading import read_text
 

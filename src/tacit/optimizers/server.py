@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from tacit.errors import UserError
 from tacit.optimizers.lamb import Lamb
 from tacit.optimizers.lars import Lars
+from tacit.optimizers.schedules import Schedule
 from tacit.vector import Layout
 
 Scalar = float | int
@@ -58,6 +59,11 @@ def options(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.name not in _OURS}
 
 
+def constant(round: int) -> float:
+    """The schedule of a rate that stays."""
+    return 1.0
+
+
 class ServerOptimizer:
     """An optimizer over the shared vector."""
 
@@ -65,7 +71,13 @@ class ServerOptimizer:
     """The live vector, updated in place by `step`; writing to it moves the model."""
 
     def __init__(
-        self, kind: str | OptimizerFactory, theta: Tensor, layout: Layout, lr: float, **given: Any
+        self,
+        kind: str | OptimizerFactory,
+        theta: Tensor,
+        layout: Layout,
+        lr: float,
+        schedule: Schedule = constant,
+        **given: Any,
     ) -> None:
         """Start from a copy of `theta`, the shared vector; a bad name or option is a `UserError`."""
         build: Any = kind
@@ -79,7 +91,7 @@ class ServerOptimizer:
                     )
         self.theta = theta.detach().clone(memory_format=torch.contiguous_format)
         self._segments = layout.shared_segments
-        self._lr = lr
+        self._lr, self._schedule = lr, schedule
         self._parameters = [nn.Parameter(view, requires_grad=False) for _, view in layout.views(self.theta)]
         try:
             self._optimizer: Optimizer = build(self._parameters, lr=lr, **given)
@@ -90,15 +102,16 @@ class ServerOptimizer:
             raise UserError(f"server optimizer: {kind!r} makes a {made}, not a torch.optim.Optimizer")
         self._groups = [dict(group) for group in self._optimizer.param_groups]
 
-    def step(self, delta: Tensor, lr_factor: float = 1.0) -> None:
-        """Move along `delta`, the average update, at `lr_factor` times the base rate."""
+    def step(self, delta: Tensor, round: int = 0) -> None:
+        """Move along `delta`, the average update, at the round's rate."""
+        lr = self._lr * self._schedule(round)
         # Flipped in place and back, which is exact: a copy would be one more vector of the model's size.
         gradient = delta.neg_()
         try:
             for segment, parameter in zip(self._segments, self._parameters, strict=True):
                 parameter.grad = gradient[segment.slice].view(segment.shape)
             for group in self._optimizer.param_groups:
-                group["lr"] = self._lr * lr_factor
+                group["lr"] = lr
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
         finally:

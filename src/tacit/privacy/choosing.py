@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from tacit.errors import UserError
 from tacit.privacy.mechanisms import MECHANISMS, Mechanism
 from tacit.privacy.mechanisms.layered import by_layer
 from tacit.privacy.sampling import Sampling
-from tacit.privacy.settings import NoiseStatedOn, PrivacySettings
+from tacit.privacy.settings import NoiseStatedOn, OwnMechanism, PrivacySettings
 
 if TYPE_CHECKING:
     from tacit.vector import Layout
@@ -40,6 +40,10 @@ def chosen(
     kind, options = _kind(section, rounds, uploads)
     if section.unit == "client" and deployed:
         options["deployed"] = True
+    known = [field.name for field in fields(MECHANISMS[kind])]
+    for name in options:
+        if name not in known:
+            raise UserError(f"privacy.mechanism.{name}: {kind} has no such option; it has {', '.join(known)}")
     return MECHANISMS[kind](
         noise=1.0 if section.noise is None else section.noise,
         delta=section.delta,
@@ -52,8 +56,25 @@ def chosen(
     )
 
 
+def _own(section: PrivacySettings, own: OwnMechanism) -> tuple[str, dict[str, Any]]:
+    """A mechanism that somebody added: it has the section's common keys, and options of its own."""
+    unit = MECHANISMS[own.kind].unit
+    if unit != section.unit:
+        raise UserError(f"privacy.mechanism: {own.kind} protects units of {unit}; set privacy.unit to {unit}")
+    if section.adaptive or section.noise_by_layer or section.aggregation == "secure":
+        raise UserError(
+            f"privacy.mechanism: {own.kind} bounds and noises by itself; leave out privacy.adaptive, "
+            "privacy.noise_by_layer and privacy.aggregation"
+        )
+    if section.noise_at != "server":
+        return own.kind, own.options | {"noise_at": section.noise_at}
+    return own.kind, own.options
+
+
 def _kind(section: PrivacySettings, rounds: int, uploads: Uploads) -> tuple[str, dict[str, Any]]:
     """The mechanism's name in the registry, and its own options."""
+    if isinstance(section.mechanism, OwnMechanism):
+        return _own(section, section.mechanism)
     options: dict[str, Any] = {} if section.noise_at == "server" else {"noise_at": section.noise_at}
     if section.adaptive is not None:
         options |= asdict(section.adaptive)

@@ -27,18 +27,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import PositiveFloat
 
 from tacit.errors import UserError
-from tacit.lazy import torch
+from tacit.lazy import Tensor, torch
 from tacit.privacy.grid import Grid
 from tacit.section import section
 from tacit.vector import Layout, Vectors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Per = Literal["global", "uniform", "dim"]
 Mode = Literal["clip", "normalize"]

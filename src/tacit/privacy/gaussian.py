@@ -45,18 +45,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import mpmath
 import numpy as np
 from numpy.typing import NDArray
 
 from tacit.errors import UserError
-from tacit.lazy import torch
+from tacit.lazy import Tensor, torch
 from tacit.privacy.bits import Bits, Words
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STRETCH = 1 << 17
 """Coordinates of one stream."""

@@ -22,14 +22,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tacit.errors import UserError
-from tacit.lazy import torch
+from tacit.lazy import Tensor, torch
 from tacit.privacy.gaussian import LARGEST_STD, STRETCH
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FINE = 10
 """Bits beyond √d: rounding moves a vector by at most 2⁻¹¹ of the clipping norm."""

@@ -34,93 +34,34 @@ Rules
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from tacit import system
 from tacit.errors import UserError
 from tacit.privacy.accountants import Epsilon
-from tacit.privacy.events import Event, Relation, plain_event, read_event
-from tacit.privacy.events import PoissonGaussian as PoissonGaussian
-from tacit.privacy.totals import ClientTotals
-from tacit.reading import from_json, read_bytes
+from tacit.privacy.charges import Carried, Charge, Contents, Header, Part, Tally, add, dominating, replay
+from tacit.privacy.events import PoissonGaussian
+from tacit.privacy.ledger_lines import line_of, parse, plain_charge, plain_header
+from tacit.reading import read_bytes
 
-VERSION = 2
-
-
-@dataclass(frozen=True)
-class Part:
-    """`steps` repetitions of an event, paid by `clients` (example level), or by everyone (None)."""
-
-    event: Event
-    steps: int = 1
-    clients: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Carried:
-    """Where charges came from that were spent on the same data before this run: another run's ledger."""
-
-    ledger: str
-    head: str
-    """The hash of that ledger's last line when its charges were taken along."""
-    rounds: int
-
-
-@dataclass(frozen=True)
-class Charge:
-    """What a round costs, or what was carried over from a run before it."""
-
-    round: int
-    parts: tuple[Part, ...]
-    truncated: bool = False
-    """Stands for a line that was cut off."""
-    carried: Carried | None = None
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a ledger is of, and `costliest`: no charge of this run costs any client more than this."""
-
-    unit: str
-    delta: float
-    costliest: Part
-    data: str
-    """A fingerprint of what the charges protect."""
-    simulation: bool = False
-    id: str = field(default_factory=lambda: secrets.token_hex(16), compare=False)
-
-    @property
-    def relation(self) -> Relation:
-        return self.costliest.event.relation
-
-
-@dataclass(frozen=True)
-class Contents:
-    """A ledger as it was read: `hashes[i]` is that of the header (i = 0) or of charge i − 1."""
-
-    path: Path
-    header: Header
-    charges: list[Charge]
-    hashes: list[str]
-
-    @property
-    def head(self) -> str:
-        return self.hashes[-1]
-
-    @property
-    def rounds(self) -> int:
-        """Charges of this run's own rounds."""
-        return sum(charge.carried is None for charge in self.charges)
+__all__ = [
+    "Carried",
+    "Charge",
+    "Contents",
+    "Header",
+    "Ledger",
+    "Part",
+    "PoissonGaussian",
+    "Tally",
+    "dominating",
+    "replay",
+]
 
 
 class Ledger:
@@ -134,7 +75,12 @@ class Ledger:
             contents.charges,
             contents.hashes,
         )
-        self.totals = replay(self.charges)
+        self._count()
+
+    def _count(self) -> None:
+        self.totals, self.tally = replay(self.charges), Tally()
+        for charge in self.charges:
+            self.tally.add(charge)
 
     @staticmethod
     def open(path: Path, header: Header, carried: Sequence[Charge] = ()) -> Ledger:
@@ -150,7 +96,7 @@ class Ledger:
                 raise UserError(f"{path} is not a regular file; restore it")
             _lock(fd, path)
             content = os.pread(fd, os.fstat(fd).st_size, 0)
-            found = _parse(path, content)
+            found = parse(path, content)
             _refuse_other(path, found.header, header)
             ledger = Ledger(fd, found)
             if found.charges and found.charges[-1].truncated and not content.endswith(b"\n"):
@@ -158,7 +104,7 @@ class Ledger:
                 stand_in = found.charges.pop()
                 found.hashes.pop()
                 os.ftruncate(fd, content.rfind(b"\n") + 1)
-                ledger.totals = replay(found.charges)
+                ledger._count()
                 ledger.charge(stand_in)
             return ledger
         except BaseException:
@@ -176,7 +122,7 @@ class Ledger:
             raise UserError(
                 f"{path}: cannot be read ({error.strerror}), so nobody can say what was spent"
             ) from None
-        return _parse(path, content)
+        return parse(path, content)
 
     @property
     def contents(self) -> Contents:
@@ -185,7 +131,7 @@ class Ledger:
 
     def charge(self, charge: Charge) -> None:
         """Put a charge on disk. Only after this returns may anything that depends on its data be released."""
-        line, digest = _line(_plain_charge(charge), self._hashes[-1])
+        line, digest = line_of(plain_charge(charge), self._hashes[-1])
         try:
             if os.write(self._fd, line) != len(line):
                 raise OSError("the disk took only a part of the line")
@@ -196,7 +142,8 @@ class Ledger:
                 f"{self.path}: the charge could not be written ({error}) and nothing was released; "
                 "make room on the disk, then resume"
             ) from error
-        _add(self.totals, charge)
+        add(self.totals, charge)
+        self.tally.add(charge)
         self.charges.append(charge)
         self._hashes.append(digest)
 
@@ -224,41 +171,16 @@ class Ledger:
         self.close()
 
 
-def replay(charges: Iterable[Charge]) -> ClientTotals:
-    """Everyone's totals after these charges."""
-    totals = ClientTotals()
-    for charge in charges:
-        _add(totals, charge)
-    return totals
-
-
-def _add(totals: ClientTotals, charge: Charge) -> None:
-    for part in charge.parts:
-        totals.add(part.event, part.steps, part.clients)
-
-
-def dominating(parts: Iterable[Part]) -> Part:
-    """One part for everyone that costs at least as much as any of `parts`, of one kind of event."""
-    first, *others = parts
-    event = first.event
-    for part in others:
-        event = event.joined(part.event)
-    return Part(event, max(part.steps for part in [first, *others]))
-
-
-# --- the file -------------------------------------------------------------------------------------------
-
-
 def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
     """Write a new ledger beside `path`, locked, and give it that name unless another has it by now."""
     beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | system.BINARY, 0o600)
     try:
         _lock(fd, beside)
-        line, digest = _line(_plain_header(header), "")
+        line, digest = line_of(plain_header(header), "")
         lines, hashes = [line], [digest]
         for charge in carried:
-            line, digest = _line(_plain_charge(charge), hashes[-1])
+            line, digest = line_of(plain_charge(charge), hashes[-1])
             lines.append(line)
             hashes.append(digest)
         content = b"".join(lines)
@@ -311,141 +233,3 @@ def _refuse_other(path: Path, found: Header, wanted: Header) -> None:
             f"{path}: the run now has rounds that cost more than this ledger was made for (less noise, "
             "larger batches or more steps); start a new run for that"
         )
-
-
-def _parse(path: Path, content: bytes) -> Contents:
-    first, *lines = content.split(b"\n")
-    _refuse_first_version(path, first)
-    damaged = f"{path}: line {{}} is damaged, so nobody can say what was spent; restore the file"
-    try:
-        plain, digest = _checked(first, "")
-        header = _read_header(plain)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: line 1 is not a ledger's; restore the file, or start a new run") from error
-    contents = Contents(path, header, [], [digest])
-    for number, line in enumerate(lines, start=2):
-        final = number == len(lines) + 1
-        if final and not line:
-            break
-        if final:  # no line's end: the disk, or a kill, cut it off
-            rounds = [charge.round for charge in contents.charges if charge.carried is None]
-            contents.charges.append(Charge(max(rounds, default=-1) + 1, (header.costliest,), truncated=True))
-            contents.hashes.append("")
-            break
-        try:
-            plain, digest = _checked(line, contents.hashes[-1])
-            contents.charges.append(_read_charge(plain))
-            contents.hashes.append(digest)
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(damaged.format(number)) from error
-    if not lines:
-        raise UserError(f"{path}: line 1 is cut off, so nobody can say what was spent; restore the file")
-    return contents
-
-
-def _refuse_first_version(path: Path, line: bytes) -> None:
-    try:
-        version = from_json(line).get("ledger")
-    except (ValueError, AttributeError):
-        return
-    if version not in (None, VERSION):
-        raise UserError(
-            f"{path} was written by another version of this program (ledger {version}, not {VERSION}). "
-            "Ledgers of version 1 belong to noise that could be told from the data; start a new run"
-        )
-
-
-def _line(plain: Mapping[str, Any], before: str) -> tuple[bytes, str]:
-    """A line of the file, and its hash."""
-    body = {"after": before, "nonce": secrets.token_hex(8), **plain}
-    digest = sha256(_dump(body)).hexdigest()
-    return _dump(body | {"hash": digest}) + b"\n", digest
-
-
-def _checked(line: bytes, before: str) -> tuple[dict[str, Any], str]:
-    """A line's values and its hash; ValueError if a single byte is not as it was written."""
-    plain = from_json(line)
-    if type(plain) is not dict or _dump(plain) != line:
-        raise ValueError("not as this program writes it")
-    digest = plain.pop("hash")
-    if sha256(_dump(plain)).hexdigest() != digest or plain.pop("after") != before:
-        raise ValueError("its hash, or that of the line before it, is another")
-    _typed(plain.pop("nonce"), str)
-    return plain, digest
-
-
-def _dump(plain: Mapping[str, Any]) -> bytes:
-    return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _plain_header(header: Header) -> dict[str, Any]:
-    return {
-        "ledger": VERSION,
-        "id": header.id,
-        "unit": header.unit,
-        "delta": header.delta,
-        "data": header.data,
-        "simulation": header.simulation,
-        "costliest": _plain_part(header.costliest),
-    }
-
-
-def _read_header(plain: dict[str, Any]) -> Header:
-    kinds = {"id": str, "unit": str, "delta": float, "data": str, "simulation": bool}
-    values = {name: _typed(plain.pop(name), kind) for name, kind in kinds.items()}
-    costliest = _read_part(plain.pop("costliest"))
-    if plain.keys() != {"ledger"}:
-        raise ValueError(f"unknown keys {plain.keys() - {'ledger'}}")
-    return Header(costliest=costliest, **values)
-
-
-def _plain_charge(charge: Charge) -> dict[str, Any]:
-    plain: dict[str, Any] = {"round": charge.round}
-    if charge.truncated:
-        plain["truncated"] = True
-    if charge.carried is not None:
-        plain["carried"] = {
-            "ledger": charge.carried.ledger,
-            "head": charge.carried.head,
-            "rounds": charge.carried.rounds,
-        }
-    return plain | {"parts": [_plain_part(part) for part in charge.parts]}
-
-
-def _read_charge(plain: dict[str, Any]) -> Charge:
-    number = _typed(plain.pop("round"), int)
-    truncated = _typed(plain.pop("truncated", False), bool)
-    carried = plain.pop("carried", None)
-    parts = tuple(_read_part(part) for part in _typed(plain.pop("parts"), list))
-    if plain or number < -1:
-        raise ValueError(f"unknown keys {plain.keys()}")
-    if carried is not None:
-        kinds = {"ledger": str, "head": str, "rounds": int}
-        if _typed(carried, dict).keys() != kinds.keys():
-            raise ValueError(f"carried has {kinds.keys()}")
-        carried = Carried(**{name: _typed(carried[name], kind) for name, kind in kinds.items()})
-    return Charge(number, parts, truncated, carried)
-
-
-def _plain_part(part: Part) -> dict[str, Any]:
-    plain: dict[str, Any] = {"event": plain_event(part.event), "steps": part.steps}
-    if part.clients is not None:
-        plain["clients"] = list(part.clients)
-    return plain
-
-
-def _read_part(plain: Mapping[str, Any]) -> Part:
-    if _typed(plain, dict).keys() - {"clients"} != {"event", "steps"}:
-        raise ValueError(f"a part has an event, steps and perhaps clients, not {plain.keys()}")
-    steps, clients = _typed(plain["steps"], int), plain.get("clients")
-    if steps < 0:
-        raise ValueError("steps are counted from 0")
-    if "clients" in plain:
-        clients = tuple(_typed(client, int) for client in _typed(clients, list))
-    return Part(read_event(_typed(plain["event"], dict)), steps, clients)
-
-
-def _typed(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{value!r} is not a {kind.__name__}")
-    return value

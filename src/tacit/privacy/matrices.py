@@ -32,15 +32,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from tacit.lazy import Tensor, torch
 
 Floats = NDArray[np.float64]
 

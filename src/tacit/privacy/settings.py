@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
+    Discriminator,
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    Tag,
     field_validator,
     model_validator,
 )
@@ -18,11 +21,13 @@ from pydantic import (
 from tacit.privacy.clipping import Clip
 from tacit.privacy.conventions import to_sum
 from tacit.privacy.metrics import Metrics
-from tacit.section import Section, section
+from tacit.section import Open, Section, section
 
 Unit = Literal["client", "example"]
 Entropy = Literal["os", "seed"]
 NoiseAt = Literal["server", "clients"]
+BY_OTHER_KEYS = ("client", "example", "adaptive-clip", "secure", "layered")
+"""Mechanisms that follow from the section's other keys, so that `mechanism` need not name them."""
 
 
 @section
@@ -60,6 +65,34 @@ class CorrelatedNoise(Section):
         if (self.bands if self.kind == "blt" else self.buffers) is not None:
             raise ValueError("buffers belong to blt, and bands to banded")
         return self
+
+
+class OwnMechanism(Open):
+    """A mechanism that was added to `tacit.privacy.MECHANISMS`, by its name; other keys are its options."""
+
+    kind: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        from tacit.privacy.mechanisms import MECHANISMS
+
+        names = [name for name in MECHANISMS if name not in BY_OTHER_KEYS]
+        if kind not in names:
+            near = get_close_matches(kind, names, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{kind!r} is not one of {', '.join(names)}{hint}")
+        return kind
+
+
+def _which(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", value)
+    return "correlated" if kind in ("blt", "banded") else "own"
 
 
 class NoiseStatedOn(Section):
@@ -126,8 +159,16 @@ class PrivacySettings(Section):
     entropy: Entropy = "os"
     """Where sampling and noise come from: the operating system, or the seed (a simulation, no claim)."""
     adaptive: AdaptiveClipping | None = None
-    mechanism: CorrelatedNoise | None = None
-    """At client level: correlated noise instead of independent noise on Poisson or fixed-size cohorts."""
+    mechanism: (
+        Annotated[
+            Annotated[CorrelatedNoise, Tag("correlated")] | Annotated[OwnMechanism, Tag("own")],
+            Discriminator(_which),
+        ]
+        | None
+    ) = None
+    """At client level: correlated noise instead of independent noise on Poisson or fixed-size cohorts. Or a
+    mechanism of one's own, by its name.
+    """
     metrics: Annotated[Metrics | None, BeforeValidator(_bare_true)] = None
     """Private metrics instead of exact ones, which no guarantee covers; `true` is short for the defaults.
 

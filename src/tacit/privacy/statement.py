@@ -15,12 +15,11 @@ This run is (ε = 1.69, δ = 1e-05)-differentially private for whole clients.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from tacit.privacy.ledger import Charge, replay
+from tacit.privacy.ledger import Charge, Tally, replay
 from tacit.privacy.mechanisms.base import Mechanism, Observer
 from tacit.privacy.totals import Worst
 
@@ -150,23 +149,6 @@ def make_statement(
     profiles = totals.covering() if groups else []
     together = [(k, max(mechanism.group_epsilon(profile, k) for profile in profiles)) for k in groups]
     return state(mechanism, worst, tally, population, together, warnings, against)
-
-
-@dataclass
-class Tally:
-    """How many rounds were charged, one charge after the other."""
-
-    rounds: int = 0
-    carried: int = 0
-    attempts: Counter[int] = field(default_factory=Counter)
-    """How often each of the run's own rounds was charged."""
-
-    def add(self, charge: Charge) -> None:
-        if charge.carried is not None:
-            self.carried += charge.carried.rounds
-        else:
-            self.rounds += 1
-            self.attempts[charge.round] += 1
 
 
 def state(

@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 
 from tacit.config.loading import parse
-from tacit.config.methods import METHODS
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
 from tacit.federation.checkpoint import CONFIG, LINEAGE
@@ -28,6 +27,8 @@ from tacit.federation.passed import Passed, read_passed
 from tacit.federation.tracking import METRICS
 from tacit.federation.verify import refuse_changed_config
 from tacit.reading import read_text
+from tacit.report.naming import differences as differences
+from tacit.report.naming import named, settings_of, without_noise
 from tacit.report.paired import Difference, paired
 from tacit.tasks import Headline, headline
 
@@ -36,12 +37,6 @@ KINDS: dict[str, Any] = {
     "local": dict, "server": dict, "evaluate": dict, "privacy": dict | NoneType,
 }  # fmt: skip
 """What a run's config has at least to be, whichever version wrote it."""
-SPEED = ("engine", "checkpoint", "trackers", "name")
-"""Parts of a config that cannot change a result."""
-LOOKING = ("every", "batch", "layers")
-"""Nor can these keys of `evaluate`."""
-UNSAID = ("bound", "name", "size", "kind", "class", "code")
-"""Last parts of a key that say less than the part before them."""
 
 
 @dataclass(frozen=True)
@@ -227,11 +222,11 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     whose clients also fine-tuned for themselves (`evaluate.tune`) have a second row, "…, tuned".
     """
     groups = []
-    for members in _grouped(runs, _without_noise):
+    for members in _grouped(runs, without_noise):
         # One seed with two noises: whoever set the budget also set the noise.
-        for same in [members] if _different_seeds(members) else _grouped(members, _compared):
+        for same in [members] if _different_seeds(members) else _grouped(members, settings_of):
             groups += [same] if _different_seeds(same) else [[run] for run in same]
-    labels = _labels([members[0] for members in groups])
+    labels = named([members[0] for members in groups])
     repeated = {label for label in labels if labels.count(label) > 1}
     found = [
         Row(f"{label}, in {members[0].folder.name}" if label in repeated else label, tuple(members))
@@ -279,16 +274,6 @@ def against(table: Sequence[Row], reference: Row) -> dict[str, dict[str, Differe
     return found
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Dotted keys that may change a result and differ between two resolved configs, with both values.
-
-    >>> differences({"seed": 0, "local": {"lr": 0.1}, "name": "a"}, {"seed": 0, "local": {"lr": 0.2}})
-    ['local.lr 0.1, not 0.2']
-    """
-    a, b = (_flat({k: v for k, v in c.items() if k not in SPEED}) for c in (one, other))
-    return [f"{key} {a.get(key)}, not {b.get(key)}" for key in {**a, **b} if a.get(key) != b.get(key)]
-
-
 def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
     """The table for a program."""
 
@@ -327,115 +312,3 @@ def _grouped(runs: Sequence[Run], by: Callable[[Run], dict[str, Any]]) -> list[l
     for run in runs:
         groups.setdefault(json.dumps(by(run), sort_keys=True, default=str), []).append(run)
     return list(groups.values())
-
-
-def _compared(run: Run) -> dict[str, Any]:
-    """Everything that may change a result but the seed: settings, objects, and the records."""
-    compared = {key: value for key, value in run.config.items() if key not in (*SPEED, "seed")}
-    looked = compared.get("evaluate") or {}
-    compared["evaluate"] = {key: value for key, value in looked.items() if key not in LOOKING}
-    for role, one in run.passed.items():
-        section = {"algorithm": "method", "dataset": "data"}.get(role, role)
-        if role != "dataset":  # the partition of a data set is the config's business, a network is none of it
-            compared.pop(section, None)
-        compared[f"{role} object"] = {"class": one.name, "options": one.options, "code": one.fingerprint}
-    if run.content is not None:
-        compared["records"] = run.content
-    return compared
-
-
-def _without_noise(run: Run) -> dict[str, Any]:
-    """The same, but for noise that was found for a budget: that depends on the cohorts that a seed draws."""
-    compared = _compared(run)
-    privacy = compared.get("privacy")
-    if privacy and privacy.get("epsilon") is not None:
-        compared["privacy"] = {key: value for key, value in privacy.items() if key != "noise"}
-    return compared
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(values, Mapping):
-        return {prefix: values}
-    return {
-        k: v for key, value in values.items() for k, v in _flat(value, f"{prefix}.{key}".strip(".")).items()
-    }
-
-
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """The method's name, then every key whose value tells rows apart.
-
-    What goes without saying is left out: a preset's own settings beside its name, the noise that was found
-    for a budget, and keys of a section that some rows have and share (those without it say so).
-    """
-    flat = [_flat(_compared(run)) for run in runs]
-    keys = list(dict.fromkeys(key for values in flat for key in values))
-    absent = [key for key in keys if any(other.startswith(f"{key}.") for other in keys)]  # a null section
-
-    def differs(key: str) -> bool:
-        section = next((s for s in absent if key.startswith(f"{s}.")), None)
-        having = [values for values in flat if section is None or section not in values]
-        return len({json.dumps(values.get(key), default=str) for values in having}) > 1
-
-    said = (*absent, "method.name", _OBJECT)
-    shown = [key for key in keys if key not in said and differs(key)]
-    labels = _written(runs, flat, [key for key in shown if not key.endswith(_CODE)], absent)
-    # A fingerprint says nothing to a person: it is shown where nothing else tells two rows apart.
-    return labels if len(set(labels)) == len(labels) else _written(runs, flat, shown, absent)
-
-
-def _written(
-    runs: Sequence[Run], flat: Sequence[Mapping[str, Any]], shown: Sequence[str], absent: Sequence[str]
-) -> list[str]:
-    words = _words(shown)
-    labels = []
-    for run, values in zip(runs, flat, strict=True):
-        algorithm = run.passed.get("algorithm")
-        method = algorithm.name if algorithm else str((run.config.get("method") or {}).get("name", "fedavg"))
-        preset = {} if algorithm or method not in METHODS else _flat(dict(METHODS[method].settings))
-        parts = [method]
-        for key in shown:
-            value = values.get(key)
-            if value is None or preset.get(key, _MISSING) == value:
-                continue
-            if key == "privacy.noise" and values.get("privacy.epsilon") is not None:
-                continue
-            parts.append(f"{words[key]} {_value(key, value)}")
-        parts += [f"no {key}" for key in absent if key in values and _tells(key, flat)]
-        labels.append(", ".join(parts))
-    return labels
-
-
-_MISSING = object()
-_CODE = " object.code"
-_OBJECT = "algorithm object.class"
-"""Said first, as the row's method."""
-
-
-def _tells(section: str, flat: Sequence[Mapping[str, Any]]) -> bool:
-    return len({section in values for values in flat}) > 1
-
-
-def _words(keys: Sequence[str]) -> dict[str, str]:
-    """Short names for keys: the last part that says something, or all of it where that is not one key's own.
-
-    >>> _words(["privacy.clip.bound", "local.lr", "server.lr", "cohort.size"])
-    {'privacy.clip.bound': 'clip', 'local.lr': 'local.lr', 'server.lr': 'server.lr', 'cohort.size': 'cohort'}
-    """
-
-    def short(key: str) -> str:
-        parts = key.split(".")
-        while len(parts) > 1 and parts[-1] in UNSAID:
-            parts.pop()
-        return parts[-1]
-
-    known = [short(key) for key in keys]
-    return {
-        key: word if known.count(word) == 1 else key.removesuffix(".bound")
-        for key, word in zip(keys, known, strict=True)
-    }
-
-
-def _value(key: str, value: Any) -> str:
-    if key in ("records",) or key.endswith(_CODE):
-        return str(value)[:6]
-    return f"{value:g}" if isinstance(value, float) else str(value)

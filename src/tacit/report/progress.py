@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from tacit.federation import Record, Tracker
-from tacit.federation.tracking import trouble
-from tacit.privacy.statement import WEAK
+from tacit.federation.notes import Notes, PythonWarnings
 from tacit.tasks.headline import HEADLINES
 
 SHOWN = (
@@ -20,28 +18,6 @@ SHOWN = (
     ("epsilon", "ε {:.2f}".format),
 )
 """What is shown of a round's record: its name there, and its form here."""
-
-
-class Notes:
-    """What a person must hear while a run goes on, each thing once (failures at 1, 10, 100, … rounds)."""
-
-    def __init__(self) -> None:
-        self._bad = 0
-        self._passed = False
-
-    def of(self, record: Record) -> list[str]:
-        found = []
-        if (said := trouble(record)) is not None:
-            self._bad += 1
-            if self._bad == 10 ** (len(str(self._bad)) - 1):
-                found.append(said if self._bad == 1 else f"{said} (as in {self._bad - 1:,} rounds before)")
-        if record.get("epsilon", 0.0) > WEAK and not self._passed:
-            self._passed = True
-            found.append(
-                f"round {record['round']}: ε has passed {WEAK:g}, which bounds next to nothing; raise "
-                "privacy.noise, or run fewer rounds"
-            )
-        return found
 
 
 def workers(record: Record) -> str:
@@ -58,23 +34,6 @@ def workers(record: Record) -> str:
     told += [f"{record['workers_lost']} lost"] if record["workers_lost"] else []
     told += [f"{record['shards_replayed']} shards repeated"] if record["shards_replayed"] else []
     return ", ".join(told)
-
-
-class PythonWarnings(Tracker):
-    """The notes of a run as Python's warnings, where nobody watches a progress bar."""
-
-    def __init__(self) -> None:
-        self._notes = Notes()
-
-    def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
-        self._tell(facts["notes"])
-
-    def round(self, record: Record) -> None:
-        self._tell(self._notes.of(record))
-
-    def _tell(self, notes: Sequence[str]) -> None:
-        for note in notes:
-            warnings.warn(note, RuntimeWarning, stacklevel=2)
 
 
 def watching(trackers: Sequence[object], show: bool | None) -> list[Tracker]:

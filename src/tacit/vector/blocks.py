@@ -31,13 +31,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from tacit.lazy import torch
+from tacit.lazy import Tensor, torch
 from tacit.vector.layout import Layout, Segment
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Kind = Literal["architecture", "fine", "tensor"]
 

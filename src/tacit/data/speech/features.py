@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-import torch
-from torch import Tensor
+from tacit.lazy import Tensor, torch
 
 RATE = 16_000
 """Samples a second."""
@@ -39,24 +38,24 @@ def frame_counts(samples: Tensor) -> Tensor:
     return ((samples - WINDOW) // HOP + 1).clamp(min=0)
 
 
-@torch.no_grad()
 def log_mel(waves: Tensor, samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Normalised features [B, T, 80] of waves [B, N] at 16 kHz, float32, and how many frames each one has.
 
     `samples` are the waves' own lengths where they are padded; an utterance's features do not depend on its
     padding, and frames past its end are zero. A wave shorter than one frame has none.
     """
-    if samples is None:
-        samples = torch.full((len(waves),), waves.shape[1])
-    frames = frame_counts(samples)
-    if waves.shape[1] < WINDOW:
-        return waves.new_zeros(len(waves), 0, BANDS, dtype=torch.float32), frames
-    pieces = (waves.float() * _FULL_SCALE).unfold(1, WINDOW, HOP)
-    # Each frame is its own world: its first sample counts as its own predecessor.
-    before = torch.cat([pieces[..., :1], pieces[..., :-1]], dim=-1)
-    pieces = (pieces - _PRE_EMPHASIS * before) * _window()
-    bands = torch.fft.rfft(pieces, _FFT).abs() @ _filters()
-    return normalize(bands.clamp_(min=_FLOOR).log_(), frames), frames
+    with torch.no_grad():
+        if samples is None:
+            samples = torch.full((len(waves),), waves.shape[1])
+        frames = frame_counts(samples)
+        if waves.shape[1] < WINDOW:
+            return waves.new_zeros(len(waves), 0, BANDS, dtype=torch.float32), frames
+        pieces = (waves.float() * _FULL_SCALE).unfold(1, WINDOW, HOP)
+        # Each frame is its own world: its first sample counts as its own predecessor.
+        before = torch.cat([pieces[..., :1], pieces[..., :-1]], dim=-1)
+        pieces = (pieces - _PRE_EMPHASIS * before) * _window()
+        bands = torch.fft.rfft(pieces, _FFT).abs() @ _filters()
+        return normalize(bands.clamp_(min=_FLOOR).log_(), frames), frames
 
 
 def normalize(x: Tensor, frames: Tensor) -> Tensor:

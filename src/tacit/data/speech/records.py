@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tacit.data.records import Batch, Indices, packed, unpacked
 from tacit.data.speech.features import BANDS, RATE, log_mel
 from tacit.data.widths import by_edge, edge, fit
+from tacit.lazy import torch
 
 BUCKET = 24
 """Batches are padded to a multiple of so many frames: few distinct shapes, which kernels like."""

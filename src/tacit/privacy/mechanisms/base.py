@@ -8,170 +8,43 @@ error names the fix.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from tacit.errors import UserError
 from tacit.privacy.accountants import check_delta
 from tacit.privacy.bits import Bits, Ids
-from tacit.privacy.bounding import Bounding
 from tacit.privacy.calibration import solve_noise
 from tacit.privacy.clipping import Clip
 from tacit.privacy.events import Relation, Spend
 from tacit.privacy.gaussian import SMALLEST_DELTA
 from tacit.privacy.groups import group_epsilon
 from tacit.privacy.ledger import Charge, Header, Part
+from tacit.privacy.mechanisms.contract import Aggregation, Arrivals, Description, Observer, State, Workload
 from tacit.privacy.metrics import Metrics, Seen
 from tacit.privacy.sampling import FixedSize, OwnSampling, Poisson, Sampling
-from tacit.privacy.settings import Entropy
-from tacit.privacy.settings import Unit as Unit
+from tacit.privacy.settings import Entropy, Unit
 from tacit.privacy.totals import Profile
-from tacit.vector import Layout, Vectors
 
-State = dict[str, Any]
-"""What a mechanism keeps between rounds: plain numbers and vectors, saved with every checkpoint."""
+__all__ = [
+    "COHORT",
+    "METRICS",
+    "NOT_COVERED",
+    "QUANTILE",
+    "RELEASE",
+    "Aggregation",
+    "Arrivals",
+    "Description",
+    "Mechanism",
+    "Observer",
+    "State",
+    "Unit",
+    "Workload",
+]
 
 COHORT, RELEASE, QUANTILE, METRICS = 1, 2, 3, 4
 """Purposes of named bits in a simulation."""
-
-
-def _one(records: int) -> int:
-    return 1
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What of a run decides its cost. All of it counts as public."""
-
-    population: int
-    """Clients."""
-    seed: int = 0
-    """Names what may be repeated: the cohorts of an example-level run, and everything in a simulation."""
-    sizes: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Training records of each client (example level)."""
-    batch: int = 1
-    """Expected records in a batch (example level)."""
-    steps: Callable[[int], int] = _one
-    """Batches that a client with so many records draws in a round (example level)."""
-    queries: int = 1
-    """Gradients asked of each batch (example level)."""
-
-
-@dataclass(frozen=True)
-class Arrivals:
-    """What is known of a round's uploads when they are in."""
-
-    drawn: int
-    """Clients in the cohort."""
-    arrived: int
-    """Those whose upload is in the sum; the others' was not finite."""
-    within: int = 0
-    """Those whose norm was within the clipping norm in force."""
-    weight: float = 0.0
-    """The sum of their weights."""
-    missing: int = 0
-    """Those of whom nothing came, not even a share of the noise (secure aggregation)."""
-
-
-@dataclass(frozen=True)
-class Observer:
-    """Someone who looks at the run, and the ε that holds against them (None: no guarantee)."""
-
-    who: str
-    epsilon: float | None
-    why: str
-
-
-@dataclass(frozen=True)
-class Description:
-    """A mechanism's sentences in the statement."""
-
-    sampling: str
-    clipping: str
-    noise: str
-    observers: tuple[Observer, ...]
-    not_covered: tuple[str, ...]
-    metrics: str = ""
-    """What was released beside the model, and at what cost."""
-
-
-class Aggregation(Protocol):
-    """How a round's clients are drawn and what the server learns of their uploads, with or without a
-    guarantee.
-    """
-
-    @property
-    def clients_release(self) -> bool:
-        """Whether what a client sends is already a release, so that the charge must come before it."""
-
-    def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
-        """Draw a round's clients.
-
-        Args:
-            round: its number, from 0.
-            attempt: how often this round was charged before.
-            workload: what of the run decides its cost, the population and the seed among it.
-
-        Returns:
-            The clients' numbers, sorted.
-        """
-
-    def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge | None:
-        """What the round costs, before anything of it is released.
-
-        Args:
-            round: its number, from 0.
-            cohort: the clients that were drawn.
-            workload: what of the run decides its cost.
-            attempt: how often this round was charged before.
-
-        Returns:
-            A charge for the ledger; None if nothing is claimed.
-        """
-
-    def init(self) -> State:
-        """The state before the first round."""
-
-    def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding | None:
-        """What each client does to its upload before it is added to the others.
-
-        Args:
-            state: the mechanism's, as this round finds it.
-            sizes: names and lengths of what a client sends.
-            layout: what is where in the parameters.
-            drawn: the cohort's size.
-
-        Returns:
-            The rule that bounds a client's contribution in L2 norm; None for nothing.
-        """
-
-    def release(
-        self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
-    ) -> tuple[Vectors | None, State]:
-        """The only way from uploads to the server. Its charge is on disk before this is called.
-
-        Args:
-            total: the sum of the clients' uploads; it may be overwritten.
-            arrivals: what is known of the uploads.
-            state: the mechanism's, as it was when the clients clipped.
-            round: its number, from 0.
-            attempt: how often this round was charged before: the noise must be another.
-            workload: what of the run decides its cost.
-
-        Returns:
-            The mean upload, None when there is nothing to release, and the next state.
-        """
-
-    def expected(self, population: int) -> float:
-        """Expected clients in a cohort: the constant that sums are divided by.
-
-        Args:
-            population: clients in all.
-        """
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from tacit import randomness
 from tacit.errors import UserError
-from tacit.lazy import torch
+from tacit.lazy import Tensor, torch
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.events import MatrixRow, Relation, Spend
 from tacit.privacy.gaussian import STRETCH, add_rounded_gaussian_
@@ -58,9 +58,6 @@ from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.sampling import FixedSize, OwnSampling
 from tacit.privacy.totals import Profile
 from tacit.vector import Vectors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MATRIX = "matrix"
 """The state: the numbers of the matrix, and for each upload what it remembers of the noise."""

@@ -41,13 +41,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tacit.errors import UserError
-from tacit.lazy import torch
+from tacit.lazy import Tensor, torch
 from tacit.privacy.ahead import Drawn, ahead
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
@@ -68,9 +68,6 @@ from tacit.privacy.mechanisms.plain import repeatable_cohort, weighted_mean
 from tacit.privacy.steps import batch_sampling, step_event
 from tacit.privacy.totals import Profile
 from tacit.vector import Layout, Vectors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NUMERICAL = 2.0**-9
 """s: how far, relative to C, float32 arithmetic may let a record move a sum beyond its clipped gradient."""

@@ -1,0 +1,57 @@
+"""`tacit plan FILE`: what a config will cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float | None) -> None:
+    """What a config will cost: of a sweep, its first run."""
+    from tacit.api.planning import Plan
+    from tacit.config import parse_overrides
+    from tacit.config.sweep import load_one
+    from tacit.privacy.statement import rounded_up
+    from tacit.privacy.tuning import Tuned
+
+    plan = Plan(load_one(file, parse_overrides(overrides)), trials=trials)
+    if as_json:
+        print(json.dumps(plan.costs | plan.signal))
+        return
+    console = Console(highlight=False, width=min(80, Console().width))
+    found, rows = plan.costs, _rows()
+    whom = "whole clients" if found["unit"] == "client" else "single records"
+    simulated = " (a simulation: nothing is claimed)" if found["simulation"] else ""
+    budget = "" if found["budget"] is None else f", within the budget of {found['budget']:g}"
+    rows.add_row("ε", f"[bold]{rounded_up(found['epsilon'])}[/bold] for {whom}{budget}{simulated}")
+    rows.add_row("δ", f"{found['delta']:g}")
+    worth = "" if found["worth"] is None else f"; by layer, worth {found['worth']:.4g} everywhere"
+    rows.add_row("noise", f"{found['noise']:g} × the clipping bound{worth}")
+    rows.add_row("rounds", f"{found['rounds']:,}")
+    when = ", on average" if found["sampling"] == "poisson" else ""
+    rows.add_row("clients", f"{found['cohort']:g} of {found['clients']:,} a round{when}")
+    if found["metrics"] is not None:
+        told = found["metrics"]
+        alone = rounded_up(told["epsilon_without"])
+        own = f"noise {told['noise']:.4g}, and {told['update_noise']:.4g} on the update"
+        rows.add_row("metrics", f"{told['share']:g} of each round: {own}; without them ε = {alone}")
+    console.print(rows)
+    if found["tuned"] is not None:
+        console.print(Tuned(**found["tuned"]).text())
+    for warning in found["warnings"]:
+        console.print(f"[yellow]warning:[/yellow] {warning}")
+    if found["unit"] == "client":  # last: the network's size takes torch, and so seconds
+        told = f"{plan.signal['signal_to_noise']:.3g} at most: the mean update over the noise on it"
+        last = _rows()
+        last.add_row("signal", f"{told}, for {plan.signal['parameters']:,} parameters")
+        console.print(last)
+
+
+def _rows() -> Table:
+    """Names and values, the same width in each."""
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(min_width=len("clients"))
+    return rows
