@@ -143,7 +143,10 @@ class Small:
         """A client whose process ended and was started again."""
         old = self.clients[number]
         old.close()
-        new = Client(old.folder, old._key, old._server, old.allow, old._prepare, old._clock, self.peers)
+        new = Client(
+            old.folder, old._key, old._server, old.allow, old._prepare, old._clock, self.peers,
+            old.ledgers.folder,
+        )  # fmt: skip
         self.clients[number] = new
         self.transport.clients = {**self.transport.clients, self.whos[number]: new}
         return new
@@ -166,9 +169,15 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def federation(
-    place: Path, allow: Mapping[str, Any] | None = None, clock: Callable[[], float] | None = None, **sim: Any
+    place: Path,
+    allow: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] | None = None,
+    ledgers: Path | None = None,
+    **sim: Any,
 ) -> Small:
-    """Four clients with the records that they would have in the simulation."""
+    """Four clients with the records that they would have in the simulation; `ledgers`: a folder for those of
+    each owner, who may be in another federation, too.
+    """
     held, folder = dataset(), place / "federation"
     folder.mkdir(parents=True)
     split = build_population(settings(**sim), held)
@@ -185,6 +194,8 @@ def federation(
         own = np.asarray(split.train(number))
         records = Held(owner, held, own)
         more: dict[str, Any] = {} if clock is None else {"clock": clock}
+        if ledgers is not None:
+            more["ledgers"] = ledgers / str(number)
         clients.append(
             Client(
                 home / "state",

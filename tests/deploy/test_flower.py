@@ -21,6 +21,7 @@ import pytest
 from deploy_small import same, vectors
 
 import tacit
+from tacit.deploy.flower.door import ALL
 from tacit.deploy.flower.gate import FLEET
 from tacit.deploy.flower.library import private
 from tacit.deploy.folders import init_client, init_server
@@ -212,11 +213,20 @@ def test_three_clients_behind_a_superlink_compute_what_the_simulation_does(tmp_p
             stack.enter_context(federation.client(part))
         trust = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         # A stranger at the public door: nothing but the Fleet interface, and that only with a known key.
+        silent = [socket.create_connection(("localhost", port)) for _ in range(ALL + 100)]
         for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleet/register-node"):
             assert answer(port, trust, path) == 404
         for path in sorted(FLEET):
             # Of a gigabyte that it announces not a byte is waited for.
             assert answer(port, trust, path, length=1 << 30) == 401
+        for connection in silent:
+            connection.close()
+        # A head without an end is not read to its end.
+        with pytest.raises(OSError), socket.create_connection(("localhost", port)) as plain:
+            endless = trust.wrap_socket(plain, server_hostname="localhost")
+            endless.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\n")
+            for _ in range(1000):
+                endless.sendall(b"x: " + b"a" * (1 << 16) + b"\r\n")
         with pytest.raises(ssl.SSLError):
             answer(port, ssl.create_default_context(), "/v1/fleet/pull-messages")
         assert (folder / "superlink.sock").stat().st_mode & 0o077 == 0
@@ -242,4 +252,12 @@ def test_three_clients_behind_a_superlink_compute_what_the_simulation_does(tmp_p
     stranger = fingerprint(read_key(federation.home("stranger") / "key").public_key())
     assert stranger not in {m.who for m in Roster.read(folder).members}
     told = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    assert [(line["client"], line["text"]) for line in told] == [("owner-2", "it was put out")]
+    away = [line for line in told if line["what"] == "turned away"]
+    assert {line["code"] for line in away} <= {401, 404, 413} and {line["from"] for line in away} == {
+        "127.0.0.1"
+    }
+    absent = next(line for line in away if line["code"] == 404)
+    assert absent["asked"] == "POST /v1/control/start-run", "an attempt to start a run is in the log"
+    assert [(line["client"], line["text"]) for line in told if line not in away] == [
+        ("owner-2", "it was put out")
+    ]

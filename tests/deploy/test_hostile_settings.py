@@ -109,6 +109,26 @@ def test_a_servers_settings_reach_no_record(clinic: Any, evil: dict[str, Any]) -
     assert (statement.rounds, statement.epsilon) == (0, 0.0)
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"_attn_implementation": "kernels-community/flash-attn2"},
+        {"attn_implementation": "kernels-community/flash-attn2@main"},
+        {"_attn_implementation_internal": "eager"},
+        {"backbone": "resnet50", "use_pretrained_backbone": True},
+        {"text_config": {"name_or_path": "somewhere"}},
+        {"layers": ["somebody/backbone"]},
+    ],
+    ids=str,
+)
+def test_a_config_of_a_network_names_nothing_that_is_elsewhere(clinic: Any, named: dict[str, Any]) -> None:
+    """Transformers fetches kernels, which are code, by a name in the config of a network."""
+    client, server, _ = clinic
+    settings = {**SETTINGS, "model": {"config": {"model_type": "bert", **named}}}
+    said = answer(client, server, order(client, settings))
+    assert said.reason == "not allowed" and "allow.models" in said.text
+
+
 def test_the_reason_is_in_the_owners_log(clinic: Any) -> None:
     client, server, _ = clinic
     said = answer(client, server, order(client, SETTINGS, shape=(3,)))

@@ -12,6 +12,7 @@ from secure_parties import STAGES, Parties, identity, roster_of, terms_for, uplo
 
 from tacit.secure import Agreement, Client, Delivery, Keys, Refused, Roster, Survivors, decode, encode
 from tacit.secure import graph as graphs
+from tacit.secure import server as module
 from tacit.secure.graph import Plan
 from tacit.secure.messages import Advertise, Agreed, Signed, Unmask, opened, signed
 
@@ -81,8 +82,10 @@ def test_a_large_cohort_on_a_sparse_graph(monkeypatch: pytest.MonkeyPatch) -> No
 # --- wrong shares ---------------------------------------------------------------------------------------
 
 
-def _until_unmask(absent: dict[str, set[int]]) -> tuple[Parties, dict[int, np.ndarray], dict[int, bytes]]:
-    terms = terms_for(6, threshold=4)
+def _until_unmask(
+    absent: dict[str, set[int]], members: int = 6, threshold: int = 4
+) -> tuple[Parties, dict[int, np.ndarray], dict[int, bytes]]:
+    terms = terms_for(members, threshold=threshold)
     parties, vectors = Parties(terms, absent), uploads(terms)
     parties.masked(vectors)
     survivors = parties.server.survivors()
@@ -101,19 +104,35 @@ def _with_wrong_shares(parties: Parties, sender: int, data: bytes) -> bytes:
     return signed(identity(sender), parties.terms, sender, wrong)
 
 
+@pytest.mark.parametrize("liar", [0, 2, 4])
 @pytest.mark.parametrize("absent", [set(), {3}])
-def test_wrong_shares_are_noticed_and_others_used(absent: set[int]) -> None:
+def test_wrong_shares_are_noticed_and_others_used(absent: set[int], liar: int) -> None:
     parties, vectors, answers = _until_unmask({"masked": absent})
     for n, data in answers.items():
-        parties.server.receive(_with_wrong_shares(parties, n, data) if n == 0 else data)
+        parties.server.receive(_with_wrong_shares(parties, n, data) if n == liar else data)
     assert np.array_equal(parties.server.result(), sum(vectors[n] for n in answers))
+
+
+@pytest.mark.parametrize("liars", [{8}, {3, 9}, {1, 7, 13}])
+def test_liars_among_many_are_found_once_and_asked_last(
+    liars: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parties, vectors, answers = _until_unmask({}, 15, 10)
+    for n, data in answers.items():
+        parties.server.receive(_with_wrong_shares(parties, n, data) if n in liars else data)
+    tried: list[int] = []
+    real = module.combined
+    monkeypatch.setattr(module, "combined", lambda shares: tried.append(1) or real(shares))
+    assert np.array_equal(parties.server.result(), sum(vectors.values()))
+    assert parties.server._suspects == liars
+    assert len(tried) < module.TRIES + 5 + 15, "the search was made once"
 
 
 @pytest.mark.parametrize("absent", [set(), {3}])
 def test_where_too_many_shares_are_wrong_there_is_no_sum(absent: set[int]) -> None:
     parties, _, answers = _until_unmask({"masked": absent})
     for n, data in answers.items():
-        parties.server.receive(_with_wrong_shares(parties, n, data) if n in (1, 4) else data)
+        parties.server.receive(_with_wrong_shares(parties, n, data) if n in (0, 1, 4) else data)
     with pytest.raises(Refused, match="secret are wrong; nothing was released"):
         parties.server.result()
 

@@ -135,6 +135,7 @@ def start(
         one = Client(
             state, key, server, owner.allow, records.prepare,
             peers=lambda: [member.public_key for member in held(folder).members],
+            ledgers=_ledgers(owner, folder),
         )  # fmt: skip
         try:
             attend(
@@ -155,8 +156,12 @@ def ledger(
     from tacit.deploy.statement import own_statement
 
     owner = read_owner(folder)
-    said = own_statement(folder / owner.state, owner.allow)
+    said = own_statement(folder / owner.state, owner.allow, _ledgers(owner, folder))
     print(json.dumps(said.to_dict()) if as_json else said.text())
+
+
+def _ledgers(owner: Any, folder: Path) -> Path | None:
+    return None if owner.ledgers is None else folder / Path(owner.ledgers).expanduser()
 
 
 def _from(owner: Any, folder: Path) -> Any:

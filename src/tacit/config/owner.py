@@ -11,7 +11,8 @@ the records are, the owner alone knows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -40,6 +41,8 @@ from tacit.reading import read_text
 from tacit.section import IMPORT, Section
 
 CLIENT = "client.yaml"
+ELSEWHERE = ("backbone", "attn_implementation", "experts_implementation", "name_or_path", "checkpoint")
+"""Ends of keys of a transformers config whose values are looked for on a hub."""
 
 
 class Owner(Section):
@@ -54,6 +57,9 @@ class Owner(Section):
     """Whose orders are carried out."""
     key: str = "key"
     state: str = "state"
+    ledgers: str | None = None
+    """A folder for the ledgers, the same for each federation that this owner's records take part in: one
+    budget for all of them. Left out, the client's own."""
     data: dict[str, Any]
     """The records, as in a config. A rehearsal takes one `part` of a split data set."""
     part: Annotated[int, Field(ge=0)] | None = None
@@ -163,6 +169,7 @@ def asked(config: Config) -> Asked:
         for name in (model.name, config.task.name if config.task else None)
         if name and name.startswith(IMPORT)
     ]
+    names += [*_named(model.config)] if isinstance(model.config, Mapping) else []
     names += [config.data.tokenizer] if config.data.tokenizer != BYTES else []
     needs: list[Number] = ["examples"] if config.weights == "examples" else []
     if privacy is not None and privacy.adaptive is not None:
@@ -178,6 +185,22 @@ def asked(config: Config) -> Asked:
         needs=tuple(needs),
         colluding=colluding,
     )
+
+
+def _named(config: Any, key: str = "") -> Iterator[str]:
+    """What a transformers config would load from elsewhere: names on a hub, such as that of a backbone or of
+    a kernel (which is code), and whatever hides behind a name of the library's own.
+    """
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            if str(name).startswith("_"):
+                yield f"model.config.{name}"
+            yield from _named(value, str(name))
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from _named(value, key)
+    elif isinstance(config, str) and (re.search(r"[/\\:@]", config) or key.endswith(ELSEWHERE)):
+        yield config
 
 
 def as_looks(dataset: Dataset, order: TrainOrder) -> Dataset:

@@ -91,14 +91,17 @@ class Client:
         prepare: Prepare,
         clock: Callable[[], float] = time.time,
         peers: Callable[[], Iterable[PublicKey]] = tuple,
+        ledgers: Path | None = None,
     ) -> None:
-        """`peers`: keys of other clients, as this one's owner holds them; see `tacit.deploy.masked`."""
+        """`peers`: keys of other clients, as this one's owner holds them; see `tacit.deploy.masked`.
+        `ledgers`: a folder that this owner's clients of several federations have in common.
+        """
         self.folder, self.allow = folder, allow
         self._key, self._server, self._prepare, self._clock = key, server, prepare, clock
         self._who = fingerprint(key.public_key())
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.ledgers = OwnLedgers(folder / LEDGERS)
-        self._nonces = Nonces(folder / NONCES, clock())
+        self.ledgers = OwnLedgers(ledgers or folder / LEDGERS)
+        self._nonces = Nonces(folder / NONCES)
         self._parts = Parts(key, peers)
         self._made: tuple[str, Prepared, Worker] | None = None
 
@@ -211,7 +214,7 @@ class Client:
         now = self._clock()
         if not 0 < order.ttl <= LONGEST or order.created > now + AHEAD:
             raise _Late("expired", "the order holds for too long, or is from the future; compare the clocks")
-        if now > order.created + order.ttl:
+        if now > order.created + order.ttl or self._nonces.expired(order.created + order.ttl):
             raise _Late("expired", "the order has expired")
         if order.nonce in self._nonces:
             raise _Late("replayed", "the order was carried out before")
@@ -230,10 +233,8 @@ class Client:
         name = sha256(repr(about).encode()).hexdigest()
         if self._made is None or self._made[0] != name:
             self._made = None
-            folder = self.folder / RUNS / order.run
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                prepared = self._prepare(order, folder)
+                prepared = self._prepare(order, self.folder / RUNS / order.run)
             except NotAllowed:
                 raise
             except UserError as error:

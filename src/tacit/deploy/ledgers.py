@@ -26,12 +26,15 @@ well; not the other way round.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from tacit import system
 from tacit.data.identity import Identity
 from tacit.deploy.policy import NotAllowed
 from tacit.errors import UserError
@@ -54,6 +57,8 @@ from tacit.privacy.accountants import Epsilon
 from tacit.privacy.ledger import Contents
 from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.privacy.totals import ClientTotals
+
+LOCK = "lock"
 
 
 class OverBudget(UserError):
@@ -120,13 +125,18 @@ class Account:
 
 
 class OwnLedgers:
-    """The ledgers of one client. Only one process may have them."""
+    """The ledgers of one owner. Each run's is one process's; an owner who takes part in several federations
+    has a client, and so a process, for each, and one folder of ledgers for all of them. Whoever charges has
+    the folder to itself meanwhile, and has read what the others have charged.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._open: dict[str, tuple[Identity, Ledger, bool]] = {}
-        self._others = {account.run: account for account in read_accounts(folder)}
+        self._others: dict[str, Account] = {}
+        self._read: dict[str, tuple[int, int]] = {}
+        self._look()
 
     def charge(
         self, run: str, round: int, parts: tuple[Part, ...], cost: Part, mechanism: Mechanism,
@@ -135,8 +145,15 @@ class OwnLedgers:
         """Put a round's parts on disk, unless they would exceed the budget over all runs; `cost` is the most
         that a round of the run costs.
         """
-        self.refuse_over(parts, data, unit, budget, delta)
-        self._ledger(run, cost, mechanism, data).charge(Charge(round, parts))
+        with self._alone():
+            self.refuse_over(parts, data, unit, budget, delta)
+            ledger = self._ledger(run, cost, mechanism, data)
+            try:
+                ledger.charge(Charge(round, parts))
+            except BaseException:
+                # Nobody knows how much of the line is there: it is read again, and counts in any case.
+                del self._open[run]
+                raise
 
     def rounds(self, run: str) -> list[int]:
         """The rounds of a run that were paid for here, in their order; one played again is there again."""
@@ -149,6 +166,7 @@ class OwnLedgers:
         self, parts: Sequence[Part], data: Identity, unit: str, budget: float | None, delta: float
     ) -> None:
         """Raise `OverBudget` if these would exceed the budget over all runs."""
+        self._look()
         expense = [(part.event, part.steps, None) for part in parts]
         if budget is not None and self._totals(unit, data).would_exceed(expense, budget, delta):
             raise OverBudget(f"this round would exceed the budget of ε = {budget:g} over all runs")
@@ -165,6 +183,7 @@ class OwnLedgers:
                 write_atomically(identity, sealed(data.to_json() | {"secure": secure}))
             header = Header(mechanism.unit, mechanism.delta, cost, data.fingerprint, mechanism.simulated)
             ledger, before = Ledger.open(self.folder / f"{run}.jsonl", header), self._others.pop(run, None)
+            self._read.pop(run, None)
             self._open[run] = data, ledger, secure if before is None else before.secure
         _, ledger, masked = self._open[run]
         if masked != isinstance(mechanism, SecureSum):
@@ -175,6 +194,27 @@ class OwnLedgers:
         if not known.event.dominates(cost.event) or known.steps < cost.steps:
             raise UserError("the run costs more now than when it began; that must be a new run")
         return ledger
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process charges the same owner's records."""
+        fd = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            system.lock(fd, wait=True, record=False)
+            yield
+        finally:
+            os.close(fd)
+
+    def _look(self) -> None:
+        """Read what has changed in ledgers that other processes have, or had. (Those that are open here are
+        not opened a second time, whose end would end their lock.)
+        """
+        for file in sorted(self.folder.glob("*.jsonl")):
+            if file.stem not in self._open:
+                status = file.stat()
+                if self._read.get(file.stem) != (status.st_mtime_ns, status.st_size):
+                    self._others[file.stem] = read_account(file)
+                    self._read[file.stem] = status.st_mtime_ns, status.st_size
 
     def _totals(self, unit: str, data: Identity) -> ClientTotals:
         return replay(
@@ -192,17 +232,18 @@ class OwnLedgers:
 
 def read_accounts(folder: Path) -> list[Account]:
     """Every run's charges, each line of them checked."""
-    found = []
-    for file in sorted(folder.glob("*.jsonl")):
-        try:
-            plain = unsealed(file.with_suffix(".json").read_text(encoding="utf-8"))
-            data, secure = Identity.from_json(plain), plain.get("secure") is True
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{file.with_suffix('.json')}: nobody can say whose charges these are ({error}); restore it"
-            ) from None
-        found.append(Account(file.stem, data, Ledger.read(file), secure))
-    return found
+    return [read_account(file) for file in sorted(folder.glob("*.jsonl"))]
+
+
+def read_account(file: Path) -> Account:
+    try:
+        plain = unsealed(file.with_suffix(".json").read_text(encoding="utf-8"))
+        data, secure = Identity.from_json(plain), plain.get("secure") is True
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file.with_suffix('.json')}: nobody can say whose charges these are ({error}); restore it"
+        ) from None
+    return Account(file.stem, data, Ledger.read(file), secure)
 
 
 def spent(accounts: list[Account], unit: str, delta: float) -> Epsilon:
@@ -212,15 +253,20 @@ def spent(accounts: list[Account], unit: str, delta: float) -> Epsilon:
 
 
 class Nonces:
-    """Orders that were carried out: none is a second time. One is forgotten once it has expired anyway."""
+    """Orders that were carried out: none is a second time. One is forgotten once it has expired anyway, and
+    from then on whatever would expire as early counts as expired: a clock that goes wrong, and right again,
+    brings no order back.
+    """
 
-    def __init__(self, file: Path, now: float) -> None:
+    def __init__(self, file: Path) -> None:
         self._file = file
         self._until: dict[str, float] = {}
+        self._forgotten = 0.0
         if file.exists():
             try:
-                known = unsealed(file.read_text(encoding="utf-8"))["until"]
-                self._until = {str(nonce): float(until) for nonce, until in known.items() if until >= now}
+                plain = unsealed(file.read_text(encoding="utf-8"))
+                self._until = {str(nonce): float(until) for nonce, until in plain["until"].items()}
+                self._forgotten = float(plain.get("forgotten", 0.0))
             except (OSError, ValueError, KeyError, AttributeError, TypeError, json.JSONDecodeError) as error:
                 raise UserError(
                     f"{file} is damaged ({error}): old orders could be replayed; restore it"
@@ -229,8 +275,14 @@ class Nonces:
     def __contains__(self, nonce: str) -> bool:
         return nonce in self._until
 
+    def expired(self, until: float) -> bool:
+        """Whether an order that holds until then may be one that was forgotten."""
+        return until <= self._forgotten
+
     def add(self, nonce: str, until: float, now: float) -> None:
         """Remember one, on disk when this returns."""
+        old = [u for u in self._until.values() if u < now]
+        forgotten = max(self._forgotten, *old) if old else self._forgotten
         kept = {n: u for n, u in self._until.items() if u >= now} | {nonce: until}
-        write_atomically(self._file, sealed({"until": kept}))
-        self._until = kept
+        write_atomically(self._file, sealed({"until": kept, "forgotten": forgotten}))
+        self._until, self._forgotten = kept, forgotten

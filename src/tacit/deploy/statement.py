@@ -57,10 +57,13 @@ class OwnStatement:
         return "\n".join(lines)
 
 
-def own_statement(state: Path, allow: Allow) -> OwnStatement:
-    """What a client has spent, replayed from its ledgers."""
+def own_statement(state: Path, allow: Allow, ledgers: Path | None = None) -> OwnStatement:
+    """What an owner's records have paid, replayed from its ledgers: the client's own, or those that it shares
+    with the owner's clients of other federations.
+    """
+    ledgers = ledgers or state / LEDGERS
     unit = "example" if allow.unit == "none" else allow.unit
-    accounts = read_accounts(state / LEDGERS) if (state / LEDGERS).is_dir() else []
+    accounts = read_accounts(ledgers) if ledgers.is_dir() else []
     counted = [account for account in accounts if account.counts_for(unit, None)]
     epsilon = spent(counted, unit, allow.delta).value if counted else 0.0
     return OwnStatement(

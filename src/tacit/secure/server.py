@@ -8,7 +8,10 @@ left the round has no sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -45,6 +48,9 @@ from tacit.secure.messages import (
 from tacit.secure.terms import Terms
 from tacit.secure.wire import Refused
 
+TRIES = 300
+"""Groups of shares from which a secret is tried to be put together."""
+
 
 class Stage(IntEnum):
     """What the server is waiting for."""
@@ -69,6 +75,7 @@ class Server:
         self._arrived: set[int] = set()
         self._agreed: dict[int, bytes] = {}
         self._unmasked: dict[int, Unmask] = {}
+        self._suspects: set[int] = set()
         self._graph: Graph
         self._keys: Keys
         self._view: Agreed
@@ -228,11 +235,16 @@ class Server:
         return {place: dict(part(self._unmasked[h]))[number] for place, h in holders if h in self._unmasked}
 
     def _secret(self, number: int, shares: dict[int, bytes], fits: Callable[[bytes], bool]) -> bytes:
-        """The secret of these shares. Wrong ones are noticed, and others are tried."""
-        threshold = self._graph.plan.threshold
-        for chosen in _windows(shares, threshold):
-            secret = combined(chosen)
+        """The secret of these shares. Wrong ones are noticed, and others are tried; whoever sent one is asked
+        last from then on.
+        """
+        threshold, holders = self._graph.plan.threshold, self._graph.holders(number)
+        places = sorted(shares, key=lambda place: (holders[place] in self._suspects, place))
+        for tried, chosen in enumerate(_groups(places, threshold)):
+            secret = combined({place: shares[place] for place in chosen})
             if fits(secret):
+                if tried:
+                    self._suspect(holders, shares, chosen, secret)
                 return secret
         what = "wrong" if len(shares) >= threshold else "too few"
         raise Refused(
@@ -240,9 +252,26 @@ class Server:
             f"{what}; nothing was released"
         )
 
+    def _suspect(
+        self, holders: list[int], shares: dict[int, bytes], right: Sequence[int], secret: bytes
+    ) -> None:
+        """Find out whose shares are not of the polynomial that the right ones are of."""
+        for place in shares.keys() - set(right):
+            swapped = (*right[1:], place)
+            if combined({p: shares[p] for p in swapped}) != secret:
+                self._suspects.add(holders[place])
 
-def _windows(shares: dict[int, bytes], size: int) -> Iterator[dict[int, bytes]]:
-    """Groups of `size` neighbouring shares: the first, and others in case some are wrong."""
-    places = sorted(shares)
-    for start in range(len(places) - size + 1):
-        yield {place: shares[place] for place in places[start : start + size]}
+
+def _groups(places: list[int], size: int) -> Iterator[tuple[int, ...]]:
+    """Groups of `size` places: the first, and others in case some are wrong; all if they are few, and else
+    `TRIES` at random, each of which misses w wrong ones of m with a chance of about (1 − size/m)ʷ.
+    """
+    if len(places) < size:
+        return
+    yield tuple(places[:size])
+    if math.comb(len(places), size) <= TRIES:
+        yield from itertools.islice(itertools.combinations(places, size), 1, None)
+        return
+    rng = random.Random(0)  # nobody gains by knowing which are tried
+    for _ in range(TRIES):
+        yield tuple(rng.sample(places, size))

@@ -111,25 +111,27 @@ def on_roster(nodes: Mapping[bytes, int], headers: Mapping[str, str]) -> bool:
 
 
 class TurnedAway:
-    """Lines in the federation's log about requests that were refused: at most one in `OFTEN` seconds, however
-    many there are, so that nobody can fill a disk with them.
+    """Lines in the federation's log about requests that were refused: of each status code at most one in
+    `OFTEN` seconds, however many there are, so that nobody can fill a disk with them.
     """
 
     def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._log, self._clock = log, clock
         self._lock = threading.Lock()
-        self._count, self._written = 0, -OFTEN
+        self._counted: dict[int, tuple[int, float]] = {}
+        """By code: requests since the last line, and when that was."""
 
     def __call__(self, code: int, scope: Any) -> None:
         """One more; the line tells of the last one, and how many there were since the line before."""
         with self._lock:
-            self._count += 1
-            if self._clock() - self._written < OFTEN:
+            count, written = self._counted.get(code, (0, -OFTEN))
+            if self._clock() - written < OFTEN:
+                self._counted[code] = count + 1, written
                 return
             who = str(scope["client"][0]) if scope.get("client") else "somebody"
-            line = {"time": time.time(), "what": "turned away", "requests": self._count, "from": who}
+            line = {"time": time.time(), "what": "turned away", "requests": count + 1, "from": who}
             line |= {"asked": f"{scope['method'][:10]} {scope['path'][:100]}", "code": code}
-            self._count, self._written = 0, self._clock()
+            self._counted[code] = 0, self._clock()
             try:
                 with self._log.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(line) + "\n")

@@ -81,7 +81,7 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
             lifespan="off",
             ssl_certfile=str(folder / "tls.crt"),
             ssl_keyfile=str(folder / "tls.key"),
-            **common,
+            **common | {"log_level": "error"},  # strangers write no lines
         ),
         unproven,
     )

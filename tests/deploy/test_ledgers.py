@@ -1,0 +1,176 @@
+"""An owner's ledgers: one budget for all its federations, whatever happens to disks and clocks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy_small import ALLOW, Small, federation, settings
+from test_owners import EXAMPLE, charges, given, refusal
+
+from tacit.deploy.client import LEDGERS, LOG, RUNS
+from tacit.deploy.ledgers import OverBudget, OwnLedgers, own_cost, read_accounts, spent
+from tacit.deploy.messages import Answer, TrainOrder, read, written
+from tacit.deploy.statement import own_statement
+from tacit.errors import UserError
+from tacit.privacy import ledger as ledger_file
+
+
+def again(small: Small, **changes: Any) -> tuple[int, Any]:
+    """The first order once more, as another one: to which client, and its answer."""
+    client, order, _, body = given(small)
+    fresh = TrainOrder(**{**vars(order), "nonce": os.urandom(16).hex(), **changes})
+    return client, small.clients[client].answer(written(fresh, small.key), lambda size: bytearray(body))
+
+
+def answered(small: Small, client: int, reply: Any) -> bool:
+    return read(reply[0], small.clients[client]._key.public_key(), Answer).client == client
+
+
+def test_one_budget_for_all_federations_of_an_owner(tmp_path: Path) -> None:
+    """Two servers that do not know of each other, and an owner's two clients with the same records."""
+    probe = federation(tmp_path / "probe", {"unit": "example"})
+    probe.run(settings(deployed=probe.folder, rounds=2, **EXAMPLE), tmp_path / "p")
+    budget = 1.0001 * max(
+        spent(read_accounts(client.folder / LEDGERS), "example", ALLOW["delta"]).value
+        for client in probe.clients
+    )
+    shared = tmp_path / "ledgers"
+    first, second = (
+        federation(tmp_path / name, {"unit": "example", "epsilon": budget}, ledgers=shared)
+        for name in ("a", "b")
+    )
+    first.run(settings(deployed=first.folder, rounds=1, **EXAMPLE), tmp_path / "first")
+    second.run(settings(deployed=second.folder, rounds=1, **EXAMPLE), tmp_path / "second")
+    with pytest.raises(UserError, match="refused"):
+        first.run(settings(deployed=first.folder, rounds=9, **EXAMPLE), tmp_path / "third")
+    assert {line["text"].split(":")[0] for line in first.log()} == {"budget"}
+    for number, client in enumerate(second.clients):
+        said = own_statement(client.folder, client.allow, shared / str(number))
+        assert said.epsilon <= budget and said.rounds >= 2 and said.runs >= 2
+        assert not (client.folder / LEDGERS).exists()
+
+
+def test_two_that_charge_at_once_do_not_overlook_each_other(tmp_path: Path) -> None:
+    small = federation(tmp_path, {"unit": "example"})
+    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
+    client = small.clients[given(small)[0]]
+    assert client._made is not None
+    prepared = client._made[1]
+    mechanism = prepared.job.privacy
+    assert mechanism is not None
+    cost = own_cost(mechanism, prepared.job.workload, given(small)[0])
+    place = tmp_path / "common"
+    both = [OwnLedgers(place), OwnLedgers(place)]
+    probe = OwnLedgers(tmp_path / "probe")
+    for round in range(6):
+        probe.charge("f" * 32, round, (cost,), cost, mechanism, prepared.data, "example", None, 1e-5)
+    probe.close()
+    budget = 1.0001 * spent(read_accounts(tmp_path / "probe"), "example", 1e-5).value
+    paid: list[int] = []
+
+    def spend(number: int) -> None:
+        for round in range(6):
+            try:
+                both[number].charge(
+                    f"{number}" * 32, round, (cost,), cost, mechanism, prepared.data, "example", budget, 1e-5
+                )
+                paid.append(number)
+            except OverBudget:
+                pass
+
+    threads = [threading.Thread(target=spend, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in both:
+        one.close()
+    assert len(paid) == 6
+    assert spent(read_accounts(place), "example", 1e-5).value <= budget
+
+
+@pytest.mark.parametrize("taken", [0, 30])
+def test_a_full_disk_lets_nothing_out_and_the_client_goes_on_when_there_is_room(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`taken`: bytes of the charge's line that still find room. What is cut off counts as a charge."""
+    small = federation(tmp_path, {"unit": "example"})
+    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
+    real, full = os.write, [True]
+
+    def write(fd: int, data: bytes) -> int:
+        if not full[0]:
+            return real(fd, data)
+        if taken:
+            return real(fd, data[:taken])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_file, "os", _With(write))  # nonces still have room
+        client, reply = again(small)
+        assert refusal(small, client, reply) == "failed" and not reply[1]
+    full[0] = False
+    client, reply = again(small)
+    assert answered(small, client, reply)
+    assert charges(small, client) == 2 + bool(taken), "what was cut off is counted, too"
+
+
+class _With:
+    """The module `os`, with another `write`."""
+
+    def __init__(self, write: Any) -> None:
+        self.write = write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+def test_a_log_that_cannot_be_written_raises_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = federation(tmp_path, {"unit": "example"})
+    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
+    client = small.clients[given(small)[0]]
+    (client.folder / LOG).unlink()
+    (client.folder / LOG).mkdir()
+    assert client.answer(b"garbage", lambda size: b"") is None
+    assert answered(small, *again(small))
+    assert "dropped" in capsys.readouterr().err
+
+
+def test_a_clock_that_goes_wrong_and_right_again_brings_no_order_back(tmp_path: Path) -> None:
+    shift = [0.0]
+    small = federation(tmp_path, {"unit": "example"}, clock=lambda: time.time() + shift[0])
+    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
+    client, order, head, body = given(small)
+    shift[0] = 5 * 365.0 * 86400
+    small.reopened(client)
+    assert answered(small, *again(small, created=order.created + shift[0])), "others are forgotten by this"
+    shift[0] = 0.0
+    before = charges(small, client)
+    small.reopened(client)
+    assert refusal(small, client, small.clients[client].answer(head, lambda size: body)) in (
+        "expired",
+        "replayed",
+    )
+    assert charges(small, client) == before
+    assert answered(small, *again(small, created=order.created + 1)), "later ones are carried out"
+
+
+def test_orders_that_are_refused_leave_nothing_behind(tmp_path: Path) -> None:
+    """Else a server could fill a disk with names of runs, at no cost."""
+    small = federation(tmp_path, {"unit": "example"})
+    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
+    client = small.clients[given(small)[0]]
+    before = set(client.folder.rglob("*"))
+    for change in ({"layout": "a" * 64}, {"config": "rounds: [1"}, {"shape": (9,)}):
+        number, reply = again(small, run=os.urandom(16).hex(), **change)
+        assert refusal(small, number, reply) == "mismatch"
+    assert set(client.folder.rglob("*")) == before
+    assert (client.folder / RUNS).exists() == any(RUNS in file.parts for file in before)
