@@ -114,6 +114,27 @@ def test_example_level(method: str) -> None:
     agree(play(config), EXAMPLE[method](problem(config)))
 
 
+DECAYED = ["fedavg", "fedprox", "scaffold", "fedcm", "fedadam", "fedlada", "fedsam"]
+
+
+@pytest.mark.parametrize("method", DECAYED)
+def test_weight_decay_of_clients_that_run_sgd(method: str) -> None:
+    """004 Appendix C: "FedAvg, SCAFFOLD, FedCM, FedAdam: weight decay = 0.001"; here it is large enough to be
+    felt in two rounds. FedLADA's Adam has it inside of its gradient.
+    """
+    config = configured(method, {"local.weight_decay": 0.3})
+    agree(play(config), PLAIN[method](problem(config)))
+
+
+@pytest.mark.parametrize("method", ["dp-fedavg", "dp-scaffold", "dp-fedavg-ls", "dp-fedsam", "adadps"])
+def test_weight_decay_of_private_clients(method: str) -> None:
+    """000 Table 20: 0.001 for SGD and SAM. It is added after clip and noise, neither smoothed nor scaled, and
+    has no part in SAM's perturbation.
+    """
+    config = configured(method, {"local.weight_decay": 0.3})
+    agree(play(config), EXAMPLE[method](problem(config)))
+
+
 @pytest.mark.parametrize("per", ["uniform", "dim"])
 @pytest.mark.parametrize("method", ["dp-fedavg", "dp-fedadamw"])
 def test_example_level_clipped_by_layer(method: str, per: str) -> None:

@@ -191,6 +191,8 @@ def test_odd_numbers_are_drawn(private) -> None:
     points = ((1, float("inf"), 0.0), (2, float("nan"), 0.0))
     assert "<svg" in Chart("ε", (Series("a", points),)).svg()
     assert "circle" in Chart("one", (Series("a", ((1, 0.0, 0.0),)),)).svg()
+    for value in (-0.05, 1.2):  # a correlation below zero is drawn, too
+        assert "circle" in Chart("matthews", (Series("a", ((1, value, 0.1),)),), share=True).svg()
     assert ticks(5, 5, 4) == [5]
     for low, high in ((0, 1e-9), (-3, 1e12), (0.99999, 1.0)):
         found = ticks(low, high, 5)

@@ -71,6 +71,8 @@ class Problem:
     cohorts: Sequence[Sequence[int]]
     public: tuple[Array, NDArray[np.int64]] | None = None
     local_clip: float = np.inf
+    decay: float = 0.0
+    """λ of the clients' SGD (000 Table 20, column "Weight Decay"; 004 Appendix C): λ y with each gradient."""
     example_bounds: Sequence[tuple[slice, float]] | None = None
     """Example level: C of each slice of a record's gradient."""
     example_noise: Callable[[int, int], Iterator[Array]] | None = None
@@ -96,12 +98,12 @@ class Problem:
         x, labels = self.data[i]
         noise = self.example_noise(r, i) if self.example_noise else None
 
-        def g(y: Array, scale: Array | float = 1.0) -> Array:
+        def g(y: Array, scale: Array | float = 1.0, bare: bool = False) -> Array:
             rows = record_gradients(x, labels, y) * scale
             if self.example_bounds is not None:
                 rows = np.stack([shrunk(row, self.example_bounds) for row in rows])
             total = rows.sum(0) + (0.0 if noise is None else next(noise))
-            mean = total / len(x)
+            mean = total / len(x) + (0.0 if bare else self.decay * y)
             return mean * min(1.0, self.local_clip / np.linalg.norm(mean))
 
         return g
@@ -152,12 +154,12 @@ def fedavg(
         for i in cohort:
             g, y, u = p.gradient(r, i), theta, np.zeros_like(theta)
             for _ in range(p.steps):
-                step = g(y)
-                if rho:
-                    step = g(y + rho * step / np.linalg.norm(step))
+                step = g(y, bare=True)
+                if rho:  # Foret et al. 2021, Eq. 1: the maximum is over the loss, λ‖y‖² stands outside of it
+                    step = g(y + rho * step / np.linalg.norm(step), bare=True)
                 if smooth:
                     step = smooth(step)
-                u = momentum * u + step + mu * (y - theta)
+                u = momentum * u + step + p.decay * y + mu * (y - theta)
                 y = y - eta * u
             deltas.append(y - theta)
         (delta,) = p.mean(r, delta=deltas)

@@ -140,6 +140,7 @@ def problem(config: Config, sent: int = 16 * CLASSES + 2 * CLASSES) -> Problem:
         cohorts=cohorts,
         public=(x[public], y[public]) if len(public) else None,
         local_clip=config.local.clip or np.inf,
+        decay=config.local.weight_decay,
     )
     privacy = config.privacy
     if privacy is None:

@@ -53,6 +53,10 @@ class Work(Protocol):
         """φ = (σC/B)², the variance that privacy adds to each coordinate of a gradient; 0 without privacy."""
 
     @property
+    def weight_decay(self) -> float:
+        """λ of `local.weight_decay`, which `gradient` adds as λ·y unless it is told not to."""
+
+    @property
     def decay(self) -> float:
         """The local schedule's factor at this step, for step sizes of the algorithm's own."""
 
@@ -87,7 +91,7 @@ class Work(Protocol):
             An iterator over the step sizes η of the local schedule.
         """
 
-    def gradient(self, fresh: bool = False, scale: Tensor | None = None) -> Tensor:
+    def gradient(self, fresh: bool = False, scale: Tensor | None = None, with_decay: bool = True) -> Tensor:
         """The gradient at the model's current values, on the step's batch.
 
         Under example-level privacy it is (1/B)[Σ_j clip_C(g_j) + N(0, σ²C²)] on a Poisson batch (Abadi et al.
@@ -97,6 +101,8 @@ class Work(Protocol):
         Args:
             fresh: draw another batch first.
             scale: a vector that multiplies each example's gradient before it is clipped.
+            with_decay: add λ·y after the noise; an algorithm that does more with a gradient than step along
+                it leaves it out, and adds it itself.
 
         Returns:
             A vector that the next call overwrites: `clone()` what must last.

@@ -15,10 +15,11 @@ from tacit.vector import Vectors
 
 @dataclass(frozen=True)
 class FedSAM(Algorithm):
-    """FedSAM (Qu et al., 2022): p = ρ g/‖g‖; y −= η g(y + p).
+    """FedSAM (Qu et al., 2022): p = ρ g/‖g‖; y −= η (g(y + p) + λ y).
 
-    Two gradients a step. Under example-level privacy both cost: on one batch the step is charged at σ/√2,
-    with a `fresh` batch for the second as two steps at σ, which is much cheaper.
+    Weight decay is outside of what is sharpened (Foret et al. 2021, arXiv:2010.01412, Eq. 1). Two gradients
+    a step. Under example-level privacy both cost: on one batch the step is charged at σ/√2, with a `fresh`
+    batch for the second as two steps at σ, which is much cheaper.
     """
 
     rho: float = 0.05
@@ -47,12 +48,12 @@ class FedSAM(Algorithm):
 
 def sharpness_aware(y: Tensor, work: Work, rho: float, fresh: bool = False) -> Tensor:
     """The gradient at the worst point within `rho` of y, to first order; y itself is left as it was."""
-    g = work.gradient()
     if rho == 0:
-        return g
+        return work.gradient()
+    g = work.gradient(with_decay=False)
     here = y.clone()
     # A gradient of zero moves y nowhere, but asks again: a step always draws the batches it announced.
     y.add_(g, alpha=rho / max(float(torch.linalg.vector_norm(g)), 1e-12))
-    g = work.gradient(fresh)
+    g = work.gradient(fresh, with_decay=False)
     y.copy_(here)  # y − p would leave rounding behind
-    return g
+    return g.add_(y, alpha=work.weight_decay) if work.weight_decay else g

@@ -14,10 +14,10 @@ from tacit.vector import Vectors
 
 @dataclass(frozen=True)
 class FedAvgLS(Algorithm):
-    """DP-FedAvg-LS (Liang et al., 2020): y −= η A⁻¹ g per tensor, A = I − σ_ls·(circulant Laplacian).
+    """DP-FedAvg-LS (Liang et al., 2020): y −= η (A⁻¹ g + λ y) per tensor, A = I − σ_ls·(circulant Laplacian).
 
     Smoothing averages out some of the noise of neighbouring coordinates and keeps each tensor's sum; it is
-    post-processing, so it costs no privacy.
+    post-processing, so it costs no privacy. Weight decay has no noise, and is not smoothed.
     """
 
     sigma_ls: float = 1.0
@@ -26,9 +26,11 @@ class FedAvgLS(Algorithm):
         theta = msg["theta"]
         y = work.load(theta)
         for lr in work.steps():
-            g = work.gradient()
+            g = work.gradient(with_decay=False)
             for segment in work.layout.shared_segments:
                 g[segment.slice] = laplacian_smoothing(g[segment.slice], self.sigma_ls)
+            if work.weight_decay:
+                g.add_(y, alpha=work.weight_decay)
             y.sub_(g, alpha=lr)
         return {"delta": y - theta}, {}
 

@@ -142,7 +142,11 @@ class LocalWork:
             self.lr_sum += self._lr * factor
             yield self._lr * factor
 
-    def gradient(self, fresh: bool = False, scale: Tensor | None = None) -> Tensor:
+    @property
+    def weight_decay(self) -> float:
+        return self._local.weight_decay
+
+    def gradient(self, fresh: bool = False, scale: Tensor | None = None, with_decay: bool = True) -> Tensor:
         if fresh and not self._draw():
             raise RuntimeError("the algorithm asks for more batches than its `batches` announces")
         self._fill(scale)
@@ -150,7 +154,7 @@ class LocalWork:
         if self._layers is not None:
             self._layers += self.layout.layer_norms(grad)
             self._measured += 1
-        if self._local.weight_decay:
+        if with_decay and self._local.weight_decay:
             grad.add_(self._flat.shared, alpha=self._local.weight_decay)
         if self._local.clip is not None:
             norm = torch.linalg.vector_norm(grad)

@@ -144,8 +144,11 @@ class _Frame:
             high = max(high, chart.limit[0] * 1.06)
         if chart.zero:
             low = min(low, 0.0)
-        if chart.share:
-            low, high = max(low, 0.0), min(high, 1.0)
+        if (
+            chart.share
+        ):  # a band may not leave [0, 1]; what is drawn there (a correlation may be negative) may
+            means = [mean for _, mean, _ in points]
+            low, high = max(low, min(0.0, *means)), min(high, max(1.0, *means))
         if high - low < 1e-9 * max(abs(high), 1.0):
             pad = 0.5 * abs(high) or 0.5
             low, high = (low if chart.zero else low - pad), high + pad
