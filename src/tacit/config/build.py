@@ -136,7 +136,7 @@ def build_population(
     else:
         if records.users is None:
             raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
-        parts = partition.natural(records.users[private], rng)
+        parts = _natural(config, records.users[private], rng)
         if kind.clients is not None:
             parts = partition.some(parts, kind.clients, rng)
         if kind.iid == "same-sizes":
@@ -146,6 +146,16 @@ def build_population(
     return Population(
         records, parts.offsets, private[parts.indices], config.data.holdout, config.data.validation
     )
+
+
+def _natural(config: Config, users: NDArray[Any], rng: np.random.Generator) -> partition.Partition:
+    """One client for each user. Where whole clients are protected, what one holds must not decide which of
+    the others' records are held out.
+    """
+    privacy = config.privacy
+    if privacy is not None and privacy.unit == "client" and privacy.entropy == "os":
+        return partition.natural_apart(users, config.seed)
+    return partition.natural(users, rng)
 
 
 def _owners(config: Config, kind: HeldByOwners, dataset: Dataset) -> Population:
