@@ -39,7 +39,11 @@ def scattered(seed: int, *places: int | NDArray[np.integer[Any]]) -> NDArray[np.
     >>> bool(one[0] == all_[41])
     True
     """
-    bits = np.atleast_1d(np.uint64(seed & (2**64 - 1)))
+    return mixed(np.atleast_1d(np.uint64(seed & (2**64 - 1))), *places)
+
+
+def mixed(bits: NDArray[np.uint64], *places: int | NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """The same with a seed for each place."""
     for place in places:
         bits = bits + (np.atleast_1d(place).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -44,6 +44,27 @@ def test_speech_paper_pld_is_smaller() -> None:
 
 
 @pytest.mark.parametrize(
+    ("noise", "rounds", "delta"),
+    [(math.sqrt(1000), 1000, 1e-10), (10.066052053634072, 1513, 4.942684349644513e-11)],
+)
+def test_the_rounding_of_transforms_never_understates(noise: float, rounds: int, delta: float) -> None:
+    """Where nearly everyone is drawn the Gaussian mechanism's own ε is the true one, to ten digits."""
+    mu = math.sqrt(rounds) / noise
+
+    def excess(e: float) -> float:
+        return float(stats.norm.cdf(mu / 2 - e / mu) - math.exp(e) * stats.norm.cdf(-mu / 2 - e / mu)) - delta
+
+    true = float(optimize.brentq(excess, mu**2 / 2, mu**2 / 2 + 10 * mu, xtol=1e-12))
+    found = epsilon({PoissonGaussian(1 - 1e-12, noise): rounds}, delta)
+    assert found.pld is not None and true <= found.value < true * 1.01
+
+
+def test_so_many_events_that_transforms_cannot_be_trusted_are_for_renyi_alone() -> None:
+    assert epsilon({PoissonGaussian(0.001, 1.0): 1_000_000}, 1e-10).pld is None
+    assert epsilon({PoissonGaussian(0.001, 1.0): 1_000_000}, 1e-6).pld is not None
+
+
+@pytest.mark.parametrize(
     ("records", "batch", "steps", "queries", "expected"),
     [
         (1000, 16, 200, 1, 1.85),

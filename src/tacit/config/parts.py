@@ -94,7 +94,9 @@ def build_population(
         return _owners(config, config.data.partition, dataset)
     if private is None:
         _, private = split_records(config, dataset)
-    return shared_out(config.data, dataset, private, config.seed)
+    privacy = config.privacy
+    apart = privacy is not None and privacy.unit == "client" and privacy.entropy == "os"
+    return shared_out(config.data, dataset, private, config.seed, apart)
 
 
 def _owners(config: Config, kind: HeldByOwners, dataset: Dataset) -> Population:

@@ -59,8 +59,14 @@ def _turns(labels: NDArray[Any]) -> NDArray[np.float64]:
     return turns
 
 
-def shared_out(section: Data, dataset: Dataset, private: NDArray[np.int64], seed: int) -> Population:
-    """The clients and what each one holds, out of the `private` records: those that are not public."""
+def shared_out(
+    section: Data, dataset: Dataset, private: NDArray[np.int64], seed: int, apart: bool = False
+) -> Population:
+    """The clients and what each one holds, out of the `private` records: those that are not public.
+
+    With `apart`, what one user holds does not decide which of the others' records are held out: where whole
+    clients are protected it must not.
+    """
     records, kind, rng = dataset.train, section.partition, randomness.generator(seed, "partition")
     if isinstance(kind, Iid):
         parts = partition.iid(len(private), kind.clients, rng)
@@ -75,7 +81,8 @@ def shared_out(section: Data, dataset: Dataset, private: NDArray[np.int64], seed
     elif isinstance(kind, Natural):
         if records.users is None:
             raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
-        parts = partition.natural(records.users[private], rng)
+        users = records.users[private]
+        parts = partition.natural_apart(users, seed) if apart else partition.natural(users, rng)
         if kind.clients is not None:
             parts = partition.some(parts, kind.clients, rng)
         if kind.iid == "same-sizes":

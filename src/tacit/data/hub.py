@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from tacit.data.decode import Arrays
+from tacit.data.partition import set_aside
 from tacit.data.text import write_texts
 from tacit.errors import UserError
 from tacit.fetching.hub import TIMEOUT, Unavailable, first_line, left_out, probe
@@ -178,6 +179,9 @@ def _train_and_test(splits: Any, train: Any, columns: ColumnNames) -> tuple[Any,
             held_out = splits[name]
             if columns.label is None or not len(held_out) or held_out[0][columns.label] != -1:
                 return train, held_out
+    if columns.user is not None:
+        aside = set_aside(len(train), 0.1, train[columns.user])
+        return train.select(np.flatnonzero(~aside)), train.select(np.flatnonzero(aside))
     cut = train.train_test_split(test_size=0.1, seed=0)
     return cut["train"], cut["test"]
 

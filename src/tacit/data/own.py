@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tacit.data.cells import Coding, coding_of, input_of, target_of, user_of
 from tacit.data.columns import Columns, Meaning, are_columns, columns_of, of_pair, pair_of, refuse_pair
 from tacit.data.dataset import Dataset
+from tacit.data.partition import set_aside
 from tacit.data.records import ArrayRecords, Records
 from tacit.data.text import TextRecords, Texts
 from tacit.data.tokens import Tokenizer
@@ -62,7 +63,7 @@ def dataset(
         source: a pandas or polars DataFrame, a Hugging Face `datasets` object (or a dict of its splits), a
             torch `Dataset` of pairs, a pair of arrays or lists (x, y), a list of rows as dicts, or a dict of
             columns.
-        test: the same for testing; otherwise the source's own test split, or a tenth of the records.
+        test: the same for testing; otherwise the source's own test split, or a tenth of each user's records.
         features: columns of numbers, together one vector a record.
         text: the column of texts, or two whose texts belong together; needs a `tokenizer`. For
             token-classification, texts are lists of words, and a word's class stands at its first token.
@@ -144,9 +145,9 @@ def from_columns(
     if meaning.label is None and meaning.task != "language":
         raise UserError(f"{name}: label: name the column of what is to be learnt")
     if test is None:
-        order = np.random.default_rng(0).permutation(len(columns))
-        cut = max(1, round(TEST_SHARE * len(columns)))
-        test, columns = columns.take(np.sort(order[:cut])), columns.take(np.sort(order[cut:]))
+        users = None if meaning.user is None else columns.values.get(meaning.user)
+        aside = set_aside(len(columns), TEST_SHARE, users)
+        test, columns = columns.take(np.flatnonzero(aside)), columns.take(np.flatnonzero(~aside))
         if not len(columns):
             raise UserError(f"{name}: one record is too few to train on and to test")
     coding = coding_of(columns, meaning)

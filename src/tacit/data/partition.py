@@ -12,11 +12,13 @@ random order (so that a prefix is a random sample). The result is compressed row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit import randomness
 from tacit.data.records import Indices
 from tacit.errors import UserError
 
@@ -46,6 +48,51 @@ def natural(users: NDArray[Any] | None, rng: np.random.Generator | None = None) 
         )
     ids, owner = np.unique(users, return_inverse=True)
     return _rows(owner.reshape(-1), len(ids), rng)
+
+
+def natural_apart(users: NDArray[Any], seed: int) -> Partition:
+    """The same clients, each with its records in an order that depends on its name and their number alone.
+
+    One generator for all of them would deal everybody's records anew if one client had a record more or less,
+    and with that change what each of the others holds out and trains on.
+    """
+    ids, owner = np.unique(users, return_inverse=True)
+    rows = _rows(owner.reshape(-1), len(ids), None)
+    names, keys = _own_keys(ids, rows.offsets, seed, "partition")
+    return Partition(rows.offsets, rows.indices[np.lexsort((keys, names))])
+
+
+def set_aside(n: int, share: float, users: Sequence[Any] | None = None) -> NDArray[np.bool_]:
+    """Which of n records are for testing: that share, drawn at random once and for all.
+
+    Of each user's own, if they say whose they are: which and how many depends on the user's name and number
+    of records alone. A draw from all of them would test on other records of everybody if one user came along.
+    """
+    aside = np.zeros(n, np.bool_)
+    if users is None:
+        aside[np.random.default_rng(0).permutation(n)[: max(1, round(share * n))]] = True
+        return aside
+    ids, owner = np.unique([str(user) for user in users], return_inverse=True)
+    rows = _rows(owner.reshape(-1), len(ids), None)
+    names, keys = _own_keys(ids, rows.offsets, 0, "test")
+    drawn = np.lexsort((keys, names))
+    chance = np.array([randomness.key(0, "tested", name) / 2**128 for name in ids])
+    count = np.floor(np.diff(rows.offsets) * share + chance + 1e-9)
+    place = np.arange(n) - rows.offsets[names]
+    aside[rows.indices[drawn[place < count[names]]]] = True
+    if not aside.any():  # of a handful: somebody's must be
+        aside[rows.indices[np.argmin(keys)]] = True
+    return aside
+
+
+def _own_keys(
+    ids: Sequence[Any] | NDArray[Any], offsets: Indices, seed: int, purpose: str
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """For each record, client by client: whose it is, and a key by that name and its place among theirs."""
+    sizes = np.diff(offsets)
+    owner = np.repeat(np.arange(len(ids)), sizes)
+    names = np.array([randomness.key(seed, purpose, str(name)) & (2**64 - 1) for name in ids], np.uint64)
+    return owner, randomness.mixed(names[owner], np.arange(len(owner)) - offsets[owner])
 
 
 def reassigned(partition: Partition, rng: np.random.Generator) -> Partition:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -192,12 +193,25 @@ class Worker:
         privacy = self.job.privacy
         return self._clipped is not None and privacy is not None and not privacy.simulated
 
+    def _key(self, purpose: str, order: Order, client: int) -> int:
+        """128 bits for what a client draws in a round: named by both, but fresh ones under a guarantee.
+
+        A client's number, and the place of its records, depend on who else is there. With named draws one
+        client less would give all those after it other batches and masks, and move each of their updates;
+        fresh ones are the same whoever is there, in distribution, so that one client moves the sum by its
+        own upload alone.
+        """
+        privacy = self.job.privacy
+        if privacy is not None and not privacy.simulated:
+            return secrets.randbits(128)
+        return randomness.key(self.job.seed, purpose, order.round, client)
+
     def _seed(self, order: Order, client: int) -> None:
         """Seed torch for one client (dropout)."""
         if self._secret_randomness:
             refresh_generator()
             return
-        seed = randomness.torch_seed(self.job.seed, "client", order.round, client)
+        seed = self._key("client", order, client) & (2**63 - 1)
         if self.flat.values.device.type == "cpu":
             # torch.manual_seed would also queue a call, with a stack trace, for every accelerator that this
             # process never uses: a third of a small client's time, and a list that grows for ever.
@@ -231,12 +245,12 @@ class Worker:
         return durations
 
     def _shuffler(self, order: Order, client: int) -> np.random.Generator:
-        """A generator named by round and client; the last one given before it is no longer to be used.
+        """A generator for one client in one round; the last one given before it is no longer to be used.
 
         A key is a hash already. To put it straight into a resident generator spares a small client the
         twentieth of its time that a new one, with a hash of NumPy's own, would take.
         """
-        key = randomness.key(self.job.seed, "batches", order.round, client)
+        key = self._key("batches", order, client)
         # `has_uint32`: half a draw may be left over from the client before; it goes with the rest.
         state: Any = {
             "bit_generator": "PCG64",
@@ -252,13 +266,13 @@ class Worker:
             return None
         if self._secret_randomness:
             return partial(self.job.augment, key=SecretPlaces())
-        return partial(self.job.augment, key=randomness.key(self.job.seed, "augment", order.round, client))
+        return partial(self.job.augment, key=self._key("augment", order, client))
 
     def _public(self, order: Order, client: int) -> Iterator[NDArray[np.int64]] | None:
         public = self.job.public
         if not len(public):
             return None
-        rng = randomness.generator(self.job.seed, "public", order.round, client)
+        rng = np.random.default_rng(self._key("public", order, client))
         size = min(self.job.local.batch, len(public))
         return (rng.choice(public, size, replace=False) for _ in itertools.count())
 

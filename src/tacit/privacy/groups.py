@@ -22,7 +22,7 @@ import math
 from collections import Counter
 
 from tacit.privacy.accountants import epsilon
-from tacit.privacy.accountants.pld import SMALLEST_DELTA
+from tacit.privacy.accountants.pld import SMALLEST_DELTA, rounding
 from tacit.privacy.events import LEAST, Event, PoissonGaussian, Spend, unsampled
 
 SIZES = (2, 5, 10)
@@ -46,7 +46,10 @@ def group_epsilon(spend: Spend, delta: float, size: int) -> float:
         return epsilon(_summed(scaled), delta).value
     if delta < SMALLEST_DELTA:
         return any_group_epsilon(spend, delta, size)
-    return _mixture(items, delta, size)
+    left = delta - rounding(count for _, count in items)
+    if left < delta / 2:
+        return any_group_epsilon(spend, delta, size)
+    return _mixture(items, delta, left, size)
 
 
 def _summed(items: list[tuple[PoissonGaussian, int]]) -> Spend:
@@ -56,7 +59,8 @@ def _summed(items: list[tuple[PoissonGaussian, int]]) -> Spend:
     return total
 
 
-def _mixture(items: list[tuple[PoissonGaussian, int]], delta: float, size: int) -> float:
+def _mixture(items: list[tuple[PoissonGaussian, int]], delta: float, left: float, size: int) -> float:
+    """`left` of δ: what is not kept back for the rounding of transforms."""
     from tacit.privacy.library import dp_accounting
 
     if any(event.noise < LEAST for event, _ in items):
@@ -78,7 +82,7 @@ def _mixture(items: list[tuple[PoissonGaussian, int]], delta: float, size: int) 
             log_mass_truncation_bound=tail,
         )
         total = total.compose(one.self_compose(count))
-    return float(total.get_epsilon_for_delta(delta))
+    return float(total.get_epsilon_for_delta(left))
 
 
 def _reach(event: PoissonGaussian, size: int, tail: float) -> float:

@@ -1,13 +1,15 @@
 """Privacy-loss distributions: the tighter accountant.
 
-Losses of each event are put on a grid and composed by Fourier transforms. Every rounding is upwards
+Losses of each event are put on a grid and composed by Fourier transforms. Every rounding of losses is upwards
 (dp_accounting's pessimistic "connect the dots", Doroshenko et al. 2022, arXiv:2207.04380), so a coarse grid
-can only overstate ε; grids here are fine enough for about three digits.
+can only overstate ε; grids here are fine enough for about three digits. The transforms themselves round
+either way: a part of δ is kept back for that (`rounding`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -17,7 +19,9 @@ from tacit.privacy.accountants.rdp import Items
 from tacit.privacy.events import LEAST, MOST, Event, PoissonGaussian, unsampled
 
 SMALLEST_DELTA = 1e-11
-"""Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there."""
+"""Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there, as
+it is above it for so many events that their rounding is half of δ.
+"""
 
 LARGEST_STEP = 512.0
 """Losses so large that a grid of them has wider steps overflow eˣ; ε is in the millions there, and RDP bounds
@@ -53,6 +57,9 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
         merged.append(
             (1.0, event.noise / math.sqrt(count), 1) if event.rate == 1 else (event.rate, event.noise, count)
         )
+    left = delta - rounding(count for _, _, count in merged)
+    if left < delta / 2:
+        return None
     # Outcomes this rare are counted as if they revealed everything: ten thousand times rarer than δ in all.
     tail = 5 * math.floor(math.log(delta * 1e-4 / sum(count for _, _, count in merged)) / 5)
     interval = min(_grid(*part, tail, points) for part in merged)
@@ -60,7 +67,17 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
         return None
     parts = (_pld(rate, noise, interval, tail).self_compose(count) for rate, noise, count in merged)
     total = reduce(lambda one, other: one.compose(other), parts)
-    return float(total.get_epsilon_for_delta(delta))
+    return float(total.get_epsilon_for_delta(left))
+
+
+def rounding(counts: Iterable[int]) -> float:
+    """By how much δ of so many repetitions of each of several events may be understated.
+
+    A transform of probabilities errs by some 10⁻¹⁶, and its n-th power by n times that. Measured where the
+    exact δ is known, over a hundred settings: up to 10⁻¹³ for 2,000 repetitions and 9·10⁻¹² for 240,000. This
+    is six times as much.
+    """
+    return 2.0**-52 * sum(256 + count for count in counts)
 
 
 @lru_cache(maxsize=64)

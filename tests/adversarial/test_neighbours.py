@@ -1,0 +1,130 @@
+"""One client more or less changes nothing about the others: what a guarantee for clients rests on.
+
+The accountant is told that one client moves a sum by the clipping norm. That is so only if everybody else
+sends the same with it and without it. An adversary who knows the seed, the program and all other data asks
+what depends on a client beside its own upload: which records the others train on, in which batches, under
+which masks.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tacit
+from tacit.config.build import build_job
+from tacit.engine.contract import Order, Participant
+from tacit.engine.worker import Job, Worker
+
+CLIENT = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
+PEOPLE = 12
+
+
+def rows(out: int | None, extra: int = 0) -> list[dict[str, Any]]:
+    """Records of people, but for one of them, or with some more of that one's."""
+    rng = np.random.default_rng(0)
+    made = [
+        {"a": float(a), "b": float(b), "kind": "yes" if a > b else "no", "who": f"person {n % PEOPLE}"}
+        for n, (a, b) in enumerate(rng.normal(size=(25 * PEOPLE, 2)))
+    ]
+    more = [{"a": 0.5, "b": 0.1 * i, "kind": "yes", "who": "person 3"} for i in range(extra)]
+    return [row for row in [*made, *more] if row["who"] != f"person {out}"]
+
+
+def job(given: list[dict[str, Any]], privacy: dict[str, Any] | None, folder: Path, **data: Any) -> Job:
+    dataset = tacit.dataset(given, features=["a", "b"], label="kind", user="who", classes=["no", "yes"])
+    settings = {
+        "rounds": 1,
+        "data": {"name": "people", "partition": {"kind": "natural"}, **data},
+        "model": "mlp",
+        "cohort": 5,
+        "local": {"epochs": 2, "batch": 2, "lr": 0.5},
+        "engine": {"workers": 0},
+        **({} if privacy is None else {"privacy": privacy}),
+    }
+    torch.manual_seed(0)
+    return build_job(tacit.load(settings), folder, nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), dataset)
+
+
+def held(one: Job) -> dict[str, tuple[list[bytes], list[bytes]]]:
+    """What each person trains on and holds out, by name."""
+    found, records = {}, one.population.records
+    assert records.users is not None
+    for client in range(len(one.population)):
+        parts = [
+            [records.raw(int(i)) for i in own(client)] for own in (one.population.train, one.population.test)
+        ]
+        found[str(records.users[one.population.train(client)[0]])] = (sorted(parts[0]), sorted(parts[1]))
+    return found
+
+
+@pytest.mark.parametrize("extra", [0, 1, 40])
+def test_nobody_elses_records_are_dealt_anew_for_one_client(tmp_path: Path, extra: int) -> None:
+    """With person 3 gone, or with more records, all others train on, hold out and test on the same ones."""
+    whole = job(rows(None), CLIENT, tmp_path, holdout=0.2, validation=0.1)
+    other = job(rows(None, extra) if extra else rows(3), CLIENT, tmp_path, holdout=0.2, validation=0.1)
+    before, after = held(whole), held(other)
+    others = {name for name in before if name != "person 3"}
+    assert {name: before[name] for name in others} == {name: after[name] for name in others}
+    assert len(others) == PEOPLE - 1 and all(train and test for train, test in before.values())
+
+    def tested(one: Job) -> list[bytes]:
+        users = one.test.users
+        assert users is not None
+        return sorted(one.test.raw(i) for i in range(len(one.test)) if users[i] != "person 3")
+
+    assert tested(whole) == tested(other)
+
+
+def uploads(one: Job, times: int) -> list[torch.Tensor]:
+    """What client 5 sends in the same round, again and again, in whole numbers."""
+    worker, found = Worker(one), []
+    assert one.privacy is not None
+    bounding = one.privacy.bounding({}, one.upload_sizes, one.layout, 1)
+    message = {"theta": worker.flat.shared.clone()}
+    for _ in range(times):
+        sums = one.empty_sums()
+        worker.sum(Order(0, 0.5, None, bounding=bounding), copy.deepcopy(message), [Participant(5)], sums)
+        found.append(sums["delta"].clone())
+    return found
+
+
+def test_batches_and_masks_under_a_guarantee_have_no_name(tmp_path: Path) -> None:
+    """Whoever knows seed, round and number of a client cannot repeat its batches and masks: numbers depend on
+    who else is there, so named draws would be others for everybody after a client that goes.
+    """
+    found = uploads(job(rows(None), CLIENT, tmp_path), 4)
+    assert len({tuple(sent.tolist()) for sent in found}) == 4
+    simulated = uploads(job(rows(None), {**CLIENT, "entropy": "seed"}, tmp_path), 2)
+    assert torch.equal(*simulated), "a simulation can be repeated"
+
+
+def test_what_others_send_has_the_same_law_with_a_client_and_without(tmp_path: Path) -> None:
+    """Person 5 (client 7 or 8 of the sorted names) sends as much on average in both worlds: the means of 400
+    uploads differ by no more than chance, at six standard errors.
+    """
+    means, errors = [], []
+    for out in (None, 3):
+        one = job(rows(out), CLIENT, tmp_path)
+        users = one.population.records.users
+        assert users is not None
+        (client,) = (c for c in range(len(one.population)) if users[one.population.train(c)[0]] == "person 5")
+        worker = Worker(one)
+        assert one.privacy is not None
+        bounding = one.privacy.bounding({}, one.upload_sizes, one.layout, 1)
+        message, sent = {"theta": worker.flat.shared.clone()}, []
+        for _ in range(400):
+            sums = one.empty_sums()
+            worker.sum(Order(0, 0.5, None, bounding=bounding), message, [Participant(client)], sums)
+            sent.append(sums["delta"].double())
+        values = torch.stack(sent)
+        means.append(values.mean(0))
+        errors.append(values.std(0) / 20)
+    spread = torch.sqrt(errors[0] ** 2 + errors[1] ** 2)
+    assert ((means[0] - means[1]).abs() <= 6 * spread).all()
