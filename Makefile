@@ -7,11 +7,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 # Something of every room; the whole of privacy but what is marked slow.
-FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/config tests/test_rooms.py \
+FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/config/test_methods.py tests/test_rooms.py \
 	tests/test_randomness.py tests/algorithms/test_methods_transcriptions.py tests/data/test_data_batches.py \
 	tests/data/test_data_partition.py tests/data/test_data_records.py tests/gradients/test_gradients_clipping.py \
 	tests/engine/test_states.py tests/engine/test_csprng.py tests/federation/test_federation.py \
-	tests/deploy/test_messages.py
+	tests/fetching tests/deploy/test_messages.py
 RESULTS := results-002 results-004 results-000 results-003
 
 .PHONY: help demo deploy-demo test test-fast test-long lint docs bench torture results results-small $(RESULTS) clean

@@ -111,7 +111,7 @@ def test_a_client_cannot_be_told_by_the_noises_bits(config, dataset, where: str)
     Watched.coins[:] = np.random.default_rng().random(TRIALS) < 0.5
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4000, bias=False))
     privacy = {"unit": "client", "clip": C, "noise": NOISE, "delta": 1e-5, "noise_at": where}
-    settings = config(rounds=TRIALS, cohort=12, privacy=privacy, evaluate__every=1000)
+    settings = config(rounds=TRIALS, cohort=12, privacy=privacy, evaluate__every=1000, checkpoint__every=1000)
     tacit.run(settings, model=model, dataset=dataset, algorithm=Watched())
     mechanism = build_job(settings, Path("other"), dataset=dataset).privacy
     assert isinstance(mechanism, ClientLevel)

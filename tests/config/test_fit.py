@@ -58,6 +58,7 @@ def test_every_kind_of_method_has_an_estimate(method: str) -> None:
     assert 4 * trained < found.worker.peak < 64 * trained + 2**27
 
 
+@pytest.mark.slow
 def test_a_model_of_many_billions_takes_no_memory_and_does_not_fit() -> None:
     layers = {"model_type": "vit", "hidden_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 64}
     options = {"model": {"config": {**layers, "intermediate_size": 32768, "patch_size": 4}}}
@@ -66,6 +67,7 @@ def test_a_model_of_many_billions_takes_no_memory_and_does_not_fit() -> None:
     assert any("model.lora" in text for text in found.advice)
 
 
+@pytest.mark.slow
 def test_a_half_takes_less_and_so_does_what_is_forgotten() -> None:
     layers = {"model": {"name": "vit", "patch": 2, "width": 48, "depth": 4, "heads": 3}, "local.batch": 64}
 

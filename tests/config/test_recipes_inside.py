@@ -53,12 +53,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.slow
 def test_a_wheel_has_every_recipe_once_and_no_program_of_them(wheel: Path) -> None:
     inside = [name for name in zipfile.ZipFile(wheel).namelist() if "recipes/" in name]
     assert sorted(inside) == sorted(f"tacit/recipes/{name}.yaml" for name in names())
     assert len(names()) == len(list((ROOT / "recipes").rglob("*.yaml"))) > 100
 
 
+@pytest.mark.slow
 def test_a_wheel_is_enough(wheel: Path, tmp_path: Path) -> None:
     """In an empty folder, with the wheel alone: version, help, a recipe, and a run of it."""
     site, here = tmp_path / "site", tmp_path / "here"
@@ -106,6 +108,7 @@ def test_copies_are_the_recipes(name: str, tmp_path: Path) -> None:
     assert (config.model.hub is not None) == ("weights" in about(name).needs)
 
 
+@pytest.mark.slow
 def test_every_copy_finds_its_base(tmp_path: Path) -> None:
     for name in names():
         file, *below = write(name, tmp_path / name)

@@ -76,6 +76,7 @@ def test_bounds_hold_as_often_as_they_say() -> None:
     assert alarms["one run"] >= 50, "and the test is not vacuous: this one is nearly exact"
 
 
+@pytest.mark.slow
 def test_choosing_an_attack_is_paid_for() -> None:
     """Fifty attacks of pure noise: the best of them is chosen by one half and shows nothing on the other."""
     rng = np.random.default_rng(1)
@@ -180,6 +181,7 @@ def test_sound_mechanisms_are_not_refuted_200_times() -> None:
     assert len(alarms) <= 28, alarms
 
 
+@pytest.mark.slow
 def test_the_audit_sees_most_of_what_is_there() -> None:
     """Not vacuous: even so sure, two fifths of a sound mechanism's ε are shown (100 simulated audits: 0.66 ±
     0.05 of it, five deviations more).
@@ -305,7 +307,11 @@ SABOTAGE: list[tuple[Mechanism, int, str, float]] = [
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "trials", "attack", "rate"), SABOTAGE, ids=[type(row[0]).__name__ for row in SABOTAGE]
+    ("mechanism", "trials", "attack", "rate"),
+    [
+        pytest.param(*row, marks=pytest.mark.slow if row[1] > 1024 else (), id=type(row[0]).__name__)
+        for row in SABOTAGE
+    ],
 )
 def test_sabotage_is_caught(mechanism: Mechanism, trials: int, attack: str, rate: float) -> None:
     """At the first try, at the noise that a run would have. What is shown exceeds the claim by five or more

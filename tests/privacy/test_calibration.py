@@ -57,6 +57,7 @@ def test_noise_is_the_smallest_of_three_digits(rate: float, rounds: int, target:
     assert pld_epsilon({PoissonGaussian(rate, below): rounds}, delta) > target
 
 
+@pytest.mark.slow
 def test_rounds_and_cohort_are_the_largest() -> None:
     rounds = answer(Question(rate=0.01, noise=1.0, target=1.0, delta=1e-5)).question.rounds
     assert rounds is not None
@@ -80,6 +81,7 @@ def test_at_scale() -> None:
     assert large["epsilon"] < small["epsilon"] / 5
 
 
+@pytest.mark.slow
 def test_example_level_and_sam() -> None:
     settings = (
         "--examples",
@@ -136,6 +138,7 @@ def test_closed_form_is_shown_and_is_no_bound_we_use() -> None:
     assert rdp_epsilon({PoissonGaussian(0.05, 2.25): 200}, 1e-3) > 1
 
 
+@pytest.mark.slow
 def test_output_for_people_fits_a_terminal_and_names_units() -> None:
     text = run(
         "--rate",

@@ -142,7 +142,7 @@ def test_more_rounds_than_the_matrix_was_made_for_are_refused() -> None:
         blt().charge(30, np.arange(3), FLEET)
 
 
-@pytest.mark.parametrize("make", [blt, banded, amplified])
+@pytest.mark.parametrize("make", [blt, banded, pytest.param(amplified, marks=pytest.mark.slow)])
 def test_noise_is_found_for_a_budget(make: Any) -> None:
     found = make(epsilon=2.0).calibrated(FLEET, 30)
     assert 1.9 < epsilon(found.planned(FLEET, 30, found.noise)[0], 1e-5).value <= 2.0

@@ -296,6 +296,7 @@ def test_a_run_charges_what_it_does(tmp_path: Path) -> None:
     assert f"worth {worth:.4g} everywhere" in said.noise
 
 
+@pytest.mark.slow
 def test_noise_is_found_for_a_budget_of_the_whole() -> None:
     first, *_ = layer_names()
     asked = {"privacy__noise": None, "privacy__epsilon": 2.0, "rounds": 40}

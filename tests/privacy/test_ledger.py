@@ -90,6 +90,7 @@ def test_a_file_that_ends_between_two_lines_is_shorter_and_valid(tmp_path: Path)
     assert (rounds_on_disk(path), Ledger.read(path).head) == (2, head)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_lowers_epsilon(tmp_path: Path) -> None:
     """Every bit of a ledger, one after the other: it is refused, or what it says costs no less."""
     path = tmp_path / "ledger.jsonl"

@@ -202,6 +202,7 @@ def test_two_queries_on_a_batch_are_one_of_root_two_times_the_sensitivity() -> N
     assert epsilon({step_event(100, 20, 2, noise): 1}, delta).pld == pytest.approx(exact, rel=3e-3)
 
 
+@pytest.mark.slow
 def test_calibration_asks_the_mechanism() -> None:
     for mechanism, workload in (
         (client(epsilon=2.0), CROWD),

@@ -165,7 +165,7 @@ def test_banded_turns_with_secret_coins_pay_too() -> None:
         client(sampling=FixedSize(10)),
         client(AdaptiveClip),
         client(BltNoise, sampling=FixedSize(10), rounds=20),
-        client(BandedNoise, rounds=20, bands=2),
+        pytest.param(client(BandedNoise, rounds=20, bands=2), marks=pytest.mark.slow),
     ],
     ids=lambda mechanism: type(mechanism).__name__,
 )

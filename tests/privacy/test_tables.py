@@ -35,6 +35,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return asked
 
 
+@pytest.mark.slow
 def test_cells_are_single_plans() -> None:
     axes = {"cohort": [20, 50], "noise": [0.8, 2.0]}
     for cell in table(Question(delta=1e-5, population=2000, rounds=30), axes, dimension=10_000):
@@ -84,6 +85,7 @@ def test_the_noise_adds_up_whoever_makes_it(dropout: float) -> None:
         assert found[-1].client == pytest.approx(z / (mechanism.threshold * m) ** 0.5)
 
 
+@pytest.mark.slow
 def test_the_command_shows_writes_and_draws(plan) -> None:
     out = plan("--population 2000 --cohort 20,50 --noise 1,2,4 --rounds 9 --delta 1e-5 --dimension 1e4 "
                "--csv t.csv --picture t.png")  # fmt: skip
@@ -98,6 +100,7 @@ def test_the_command_shows_writes_and_draws(plan) -> None:
     assert "larger than --population" in out and "–" in out, "a cell without a plan says why"
 
 
+@pytest.mark.slow
 def test_dropout_is_answered(plan) -> None:
     told = json.loads(
         plan(

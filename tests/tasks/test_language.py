@@ -68,6 +68,7 @@ def test_a_record_s_loss_sends_gradients_to_that_record_alone() -> None:
         assert touched.tolist() == [j == i and i in (0, 3, 4) for j in range(5)]
 
 
+@pytest.mark.slow
 def test_transformers_own_loss_agrees() -> None:
     import transformers
 
@@ -86,6 +87,7 @@ def test_nothing_counted_is_no_number() -> None:
     assert all(math.isnan(value) for value in metrics.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_a_private_language_model_of_natural_users(unit: str, tmp_path: Path) -> None:
     lines = sentences(60)

@@ -83,6 +83,7 @@ def views(module: nn.Module, b: Blocks) -> dict[str, Tensor]:
     return dict(Layout.of(module).views(ids(b)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "expected"), [(vit_base, 458), (roberta_base, 458), (swin_base, 1178)])
 def test_counts_of_table_13(make: Callable[[], nn.Module], expected: int) -> None:
     module = on_meta(make)

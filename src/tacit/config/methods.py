@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -158,8 +159,7 @@ def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
             raise UserError(f"method.import: {name} gives a {type(own).__name__}, not a tacit.Algorithm")
         return own
     method = find(name)
-    hints = get_type_hints(method.algorithm, include_extras=True)
-    known = {f.name: hints[f.name] for f in fields(method.algorithm)}
+    known = _declared(method.algorithm)
     chosen = dict(options)
     for option, value in options.items():
         if option not in known:
@@ -168,6 +168,13 @@ def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
             raise UserError(f"method.{option}: {name} has no such option; {hint}")
         chosen[option] = _checked(option, value, known[option])
     return method.algorithm(**{**method.options, **chosen})
+
+
+@cache
+def _declared(algorithm: type[Algorithm]) -> dict[str, Any]:
+    """The options of an algorithm, and the type of each; a sweep asks for it once for every run."""
+    hints = get_type_hints(algorithm, include_extras=True)
+    return {f.name: hints[f.name] for f in fields(algorithm)}
 
 
 def _checked(option: str, value: Any, declared: Any) -> Any:
