@@ -5,7 +5,7 @@ from tacit.engine.inprocess import InProcess, InProcessSettings
 from tacit.engine.kinds import AutoSettings, EngineSettings
 from tacit.engine.local import Local
 from tacit.engine.pool import Pool, PoolSettings
-from tacit.engine.ray import RaySettings
+from tacit.engine.ray_settings import RaySettings
 from tacit.engine.states import ClientStates, DirectoryStates
 from tacit.engine.worker import ClientError, Job, Worker
 from tacit.section import Section
