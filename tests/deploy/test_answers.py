@@ -14,7 +14,7 @@ import pytest
 import torch
 from deploy_small import Small, federation, same, settings, vectors
 
-from tacit.deploy.bodies import body_hash, pack
+from tacit.deploy.bodies import body_hash, encrypt_, pack
 from tacit.deploy.client import Reply
 from tacit.deploy.flower.gate import FLEET, LONGEST_REQUEST, Gate
 from tacit.deploy.messages import Answer, BadMessage, Refusal, read, written
@@ -140,6 +140,36 @@ def test_an_upload_beyond_the_clip_is_not_added(value: int, tmp_path: Path) -> N
     attacked = small.run(settings(deployed=small.folder, rounds=1, **CLIENT), tmp_path / "attacked")
     assert same(vectors(without.path), vectors(attacked.path))
     assert "clipping norm" in small.log()[0]["text"]
+
+
+def test_nobody_can_ask_whether_an_update_that_it_guessed_was_sent(tmp_path: Path) -> None:
+    """A SuperLink knows pieces by their hashes, and tells every member whether it has one. At client level
+    updates have no noise yet, so somebody who knows all of another's records but one can compute them.
+    """
+    from tacit.deploy.flower.post import record
+
+    inflatable = pytest.importorskip("flwr.supercore.inflatable.inflatable_object")
+    seen: list[dict[str, set[str]]] = []
+    models = []
+    for name in ("a", "b"):
+        small = federation(tmp_path / name)
+        sent, result = (
+            {},
+            small.run(settings(deployed=small.folder, rounds=1, **CLIENT), tmp_path / f"r{name}"),
+        )
+        for who, (head, body) in small.transport.replies:
+            key = small.clients[small.whos.index(who)]._key
+            answer = read(head, key.public_key(), Answer)
+            plain = bytearray(body)
+            encrypt_(plain, str(answer.key))
+            guessed, there = (set(inflatable.get_all_nested_objects(record(b))) for b in (plain, body))
+            assert not guessed & there
+            sent[who] = there
+        seen.append(sent)
+        models.append(vectors(result.path))
+    assert same(*models), "the same updates"
+    first, second = (set().union(*sent.values()) for sent in seen)
+    assert first and not first & second
 
 
 def test_whole_numbers_are_bounded_exactly() -> None:

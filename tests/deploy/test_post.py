@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tacit.deploy.flower.post import BODY, HEAD, Post, record
+from tacit.deploy.flower import post as module
+from tacit.deploy.flower.post import BODY, HEAD, LEAST, NotYet, Post, record
 from tacit.deploy.messages import BadMessage
 
 flwr = pytest.importorskip("flwr")
@@ -27,23 +30,29 @@ class Office:
         self.kept = {name: part.deflate() for name, part in get_all_nested_objects(content).items()}
         self.tree = SimpleNamespace(children=[get_object_tree(content)])
         self.asked: list[str] = []
+        self.awaited: set[str] = set()
+        """Pieces that were announced and have not come."""
         self.confirmed = 0
 
     def PullObject(self, request: Any) -> Any:
         self.asked.append(request.object_id)
         there = request.object_id in self.kept
         content = self.kept.get(request.object_id, b"")
-        return SimpleNamespace(object_found=there, object_available=there, object_content=content)
+        come = there and request.object_id not in self.awaited
+        return SimpleNamespace(object_found=there, object_available=come, object_content=content)
 
     def ConfirmMessageReceived(self, request: Any) -> None:
         self.confirmed += 1
 
     @property
     def post(self) -> Post:
+        return self.posted()
+
+    def posted(self, ends: float = math.inf) -> Post:
         plain = SimpleNamespace(metadata=SimpleNamespace(run_id=1, message_id="m"))
         from flwr.proto.node_pb2 import Node
 
-        return Post(self, Node(node_id=1), plain, self.tree)
+        return Post(self, Node(node_id=1), plain, self.tree, ends)
 
     @property
     def fetched(self) -> int:
@@ -85,3 +94,48 @@ def test_pieces_that_are_gone_or_others_are_noticed() -> None:
     broken = Office(b"")
     broken.tree = SimpleNamespace(children=[])
     assert broken.post.parcel() is None
+
+
+def test_what_was_announced_and_never_came_keeps_nobody_waiting_beyond_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client can announce an answer and hold back its head, or its body."""
+    office = Office(bytes(SIZE))
+    office.awaited = set(office.kept)
+    post = office.posted(ends=time.monotonic() + 3600)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    with pytest.raises(NotYet):
+        post.parcel(wait=False)
+    assert office.posted(ends=time.monotonic() - 1).parcel(wait=False) is None
+    office.awaited.clear()
+    parcel = office.posted(ends=time.monotonic() - 1).parcel(wait=False)
+    assert parcel is not None and len(parcel[1](SIZE)) == SIZE, "what is there is read, also a little later"
+    (large,) = [name for name, part in office.kept.items() if len(part) > 5 << 20]
+    office.awaited = {large}
+    with pytest.raises(BadMessage, match="never came"):
+        parcel[1](SIZE)
+
+
+def test_nobody_is_kept_busy_with_pieces_of_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.app.message import array
+
+    assert array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE > LEAST
+    monkeypatch.setattr(array, "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 1000)
+    office = Office(bytes(5000))
+    parcel = office.post.parcel()
+    assert parcel is not None
+    before = len(office.asked)
+    with pytest.raises(BadMessage, match="head promises"):
+        parcel[1](5000)
+    assert len(office.asked) - before == 3, "record, array and one piece"
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"garbage", b"RecordDict 3\0abc", b"ConfigRecord 9999999\0"])
+def test_whatever_a_client_puts_there_is_a_message_or_none(content: bytes) -> None:
+    office = Office(b"body")
+    from flwr.supercore.inflatable.inflatable_object import get_object_id
+
+    name = get_object_id(content)
+    office.kept[name] = content
+    office.tree = SimpleNamespace(children=[SimpleNamespace(object_id=name)])
+    assert office.post.parcel() is None

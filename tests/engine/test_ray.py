@@ -30,10 +30,20 @@ from conftest import blobs
 from methods_small import configured, halves, memories, play, small
 from tacit.algorithms import Algorithm, FedAvg
 from tacit.config.build import build_job
-from tacit.engine import ClientError, InProcess, InProcessSettings, Order, Participant, RaySettings
+from tacit.engine import (
+    ClientError,
+    InProcess,
+    InProcessSettings,
+    Order,
+    Participant,
+    RaySettings,
+    ray_fitness,
+)
 from tacit.engine import ray as engine_ray
-from tacit.engine.ray import SERVER, Patience, Ray, _Actor
+from tacit.engine.ray import SERVER, Ray, _Actor
 from tacit.engine.ray_cluster import LEFTOVER, remove_leftovers
+from tacit.engine.ray_job import LARGE
+from tacit.engine.ray_settings import Patience
 from tacit.engine.ray_worker import CarriedStates, RayWorker, processor, software
 from tacit.engine.states import STATES, DirectoryStates
 from tacit.federation import checkpoint
@@ -578,11 +588,9 @@ def facts(**others: Any) -> dict[str, Any]:
 
 
 def unfit(engine: RaySettings, told: dict[str, Any], first: dict[str, Any] | None = None) -> str | None:
-    judge = Ray.__new__(Ray)
-    judge._settings, judge._token, judge.notes = engine, None, []
-    judge._first = _Actor(None, None, 0, "near", first) if first else None
-    why = judge._unfit(_Actor(None, None, 1, "far", told))
-    return why or "".join(judge.notes) or None
+    first = first and {**first, "host": "near"}
+    why = ray_fitness.unfit(told, first, engine, sees=False)
+    return why or ray_fitness.other_results(told, first)
 
 
 def test_a_machine_that_would_give_other_results_is_named() -> None:
@@ -637,7 +645,7 @@ def test_small_arrays_are_a_workers_own_and_large_ones_are_apart() -> None:
     from tacit.engine.ray_worker import joined, split
 
     small, large = np.arange(10.0), np.arange(500_000.0)
-    body, buffers = shared.dump_apart((small, large), engine_ray.LARGE)
+    body, buffers = shared.dump_apart((small, large), LARGE)
     assert [b.nbytes for b in buffers] == [large.nbytes]
     again = split(joined([*buffers, memoryview(b"abc")]), [large.nbytes, 3])
     a, b = shared.load_apart(body, again[:1])

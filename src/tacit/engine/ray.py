@@ -19,20 +19,16 @@ before it saved. With `workers: auto` there are as many as the cluster has room 
 from __future__ import annotations
 
 import heapq
-import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from tacit.engine import shared
 from tacit.engine.contract import (
     SHARD,
     SHARDS,
@@ -48,8 +44,10 @@ from tacit.engine.contract import (
 )
 from tacit.engine.device import DeviceSettings
 from tacit.engine.ray_cluster import Cluster, import_ray, one_line
-from tacit.engine.ray_settings import RaySettings
-from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker, joined, software
+from tacit.engine.ray_fitness import Facts, other_results, unfit
+from tacit.engine.ray_job import SentJob, Token
+from tacit.engine.ray_settings import Patience, RaySettings
+from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker
 from tacit.engine.states import NONE, DirectoryStates
 from tacit.engine.url_states import UrlStates
 from tacit.engine.worker import ClientError, Job
@@ -63,28 +61,7 @@ AHEAD = 4
 """Shards for each worker that may be out or wait to be added, counted from the one that is next."""
 BUNDLE, SHORT = 1 << 23, 0.04
 """Bytes of the sums, and seconds of the work, of a bundle of shards, at most: what a lost worker costs."""
-LARGE, GROUP = 1 << 20, 1 << 26
-"""Bytes: smaller buffers are each worker's own; larger ones are shared by machine, in groups of this size."""
-SEEN = ".seen-"
-"""How the file's name begins by which a worker shows that it sees the run's folder."""
 SERVER = "all machines of the Ray cluster, and whoever administers it, count as the server"
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to wait, in seconds, and how often to try."""
-
-    nobody: float = 600.0
-    """Without any worker."""
-    look: float = 10.0
-    """Between two looks at what the cluster has room for."""
-    settle: float = 30.0
-    """At the start, for the other workers, once the first is there."""
-    least: float = 300.0
-    times: float = 20.0
-    """A task may take so many times the longest one of its kind before, and `least` in any case."""
-    losses: int = 3
-    """Of one shard, or of workers that could not start, in a row."""
 
 
 @dataclass
@@ -140,13 +117,13 @@ class Ray:
         self._device = DeviceSettings(**device)
         self._born = self._lost = self._replayed = self._failures = 0
         self._turn = 0
-        self._first: _Actor | None = None
+        self._first: Facts | None = None
         self._excluded: set[str] = set()
         self._longest: dict[str, float] = {}
         self._waiting: list[int] = []
         self._settled = False
-        self._token: Path | None = None
-        self._data: list[Any] | None = None
+        self._token: Token | None = None
+        self._sent: SentJob | None = None
         self._seconds = (0.0, 0.0)
         self._client = np.inf
         self._met = self._looked = self._woke = time.monotonic()
@@ -159,13 +136,14 @@ class Ray:
         self._cluster = Cluster(self._ray)
         self._errors: type[Exception] = self._ray.exceptions.RayError
         try:
-            self._body, self._large = self._pickled()
+            self._sent = SentJob(job)
             here, conf = self._workers_here(), self._settings
             self._cluster.open(conf.address, here * conf.threads, here * conf.gpus, self._store_size())
             if not self._cluster.started:
                 self.remarks = (SERVER,)
             self._class = self._ray.remote(RayWorker)
-            self._write_token()
+            if self._settings.state != "carried" and isinstance(job.states, DirectoryStates):
+                self._token = Token(job.states.root)
             self._top_up()
             self._settle()
         except self._errors as error:
@@ -177,47 +155,6 @@ class Ray:
 
     # --- the job --------------------------------------------------------------------------------------------
 
-    def _pickled(self) -> tuple[bytes, list[memoryview]]:
-        """The job as workers get it, and its large buffers as they lie in memory."""
-        job = self._job
-        # A copy: buffers that are views of one vector would each be pickled with all of it. Parameters are
-        # not: they are read where they are.
-        model = deepcopy(job.model, {id(p): p for p in job.model.parameters()})
-        states = job.states
-        if isinstance(states, DirectoryStates):
-            states = DirectoryStates(states.root.resolve())  # a worker has another current folder
-        return shared.dump_apart(replace(job, model=model, states=states), LARGE)
-
-    def _put(self) -> list[Any]:
-        """The job in the object store: once, when the first worker has been found fit to have it."""
-        if self._data is None:
-            groups: list[list[memoryview]] = []
-            for buffer in self._large:
-                if not groups or sum(b.nbytes for b in groups[-1]) + buffer.nbytes > GROUP:
-                    groups.append([])
-                groups[-1].append(buffer)
-            lengths = [[buffer.nbytes for buffer in group] for group in groups]
-            self._data = [self._ray.put((shared.import_path(), self._body, lengths))]
-            self._data += [self._ray.put(joined(group)) for group in groups]
-            self._large = []
-        return self._data
-
-    def _write_token(self) -> None:
-        """A file in the run's folder, by which a worker shows that it sees the folder."""
-        states = self._job.states
-        if self._settings.state == "carried" or not isinstance(states, DirectoryStates):
-            return
-        root = states.root.resolve()
-        self._secret = secrets.token_hex(16)
-        try:
-            root.parent.mkdir(parents=True, exist_ok=True)
-            for left in root.parent.glob(f"{SEEN}*"):  # of a run that was killed: nobody else has the folder
-                left.unlink(missing_ok=True)
-            self._token = root.parent / f"{SEEN}{self._secret}"
-            self._token.write_text(self._secret, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{root.parent}: cannot be written ({error.strerror})") from None
-
     def _workers_here(self) -> int:
         """Workers of a cluster that is started for this run."""
         if self._settings.workers != "auto":
@@ -227,9 +164,9 @@ class Ray:
     def _store_size(self) -> int:
         """Bytes of the object store of a cluster started for this run: all that lies there at once."""
         sums = sum(total.numel() * total.element_size() for total in self._total.values())
-        job = len(self._body) + sum(buffer.nbytes for buffer in self._large)
         held = AHEAD * self._workers_here() + 2
-        return 2 * job + 4 * self._message_size + held * (2 * sums + BUNDLE) + (128 << 20)
+        assert self._sent is not None
+        return 2 * self._sent.size + 4 * self._message_size + held * (2 * sums + BUNDLE) + (128 << 20)
 
     # --- the engine's contract ------------------------------------------------------------------------------
 
@@ -294,10 +231,12 @@ class Ray:
     def close(self) -> None:
         for actor in self._actors:
             self._kill(actor)
-        self._actors, self._data, self._first = [], None, None
+        self._actors, self._first = [], None
+        if self._sent is not None:
+            self._sent.forget()
         self._cluster.close()
         if self._token is not None:
-            self._token.unlink(missing_ok=True)
+            self._token.remove()
             self._token = None
 
     # --- tasks ----------------------------------------------------------------------------------------------
@@ -461,7 +400,7 @@ class Ray:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(sorted(self._excluded))})"}
         handle = self._class.options(**options).remote(settings.threads)
         self._born += 1
-        token = None if self._token is None else str(self._token)
+        token = None if self._token is None else str(self._token.path)
         return _Actor(handle, handle.ready.remote(token), self._born, since=time.monotonic())
 
     def _admit(self, actor: _Actor) -> None:
@@ -476,7 +415,9 @@ class Ray:
             if self._accepts(actor):
                 by_url = isinstance(self._job.states, UrlStates)
                 actor.carried = not (by_url or self._sees(actor))
-                actor.pending = actor.handle.start.remote(self._device, actor.carried, *self._put())
+                assert self._sent is not None
+                job = self._sent.put(self._ray)
+                actor.pending = actor.handle.start.remote(self._device, actor.carried, *job)
             return
         kind, why = told
         if kind == "lost":
@@ -488,13 +429,16 @@ class Ray:
 
     def _accepts(self, actor: _Actor) -> bool:
         """Whether a worker may have the job. At the start of a run others are refused; later, passed over."""
-        why = self._unfit(actor)
+        assert actor.facts is not None
+        why = unfit(actor.facts, self._first, self._settings, self._sees(actor))
         if why is None:
-            self._first = self._first or actor
+            differ = other_results(actor.facts, self._first)
+            if differ is not None and differ not in self.notes:
+                self.notes.append(differ)
+            self._first = self._first or actor.facts
             return True
         if not self._settled:
             raise UserError(why)
-        assert actor.facts is not None
         self._excluded.add(actor.facts["node"])
         self._kill(actor)
         self._actors.remove(actor)
@@ -502,40 +446,9 @@ class Ray:
         self._top_up()
         return False
 
-    def _unfit(self, actor: _Actor) -> str | None:
-        facts, first, settings = actor.facts, self._first, self._settings
-        assert facts is not None
-        if not (facts["authenticated"] or settings.insecure):
-            return (
-                f"engine: {actor.node} is of a Ray cluster without authentication, where whoever reaches a "
-                "port can run code; start it with RAY_AUTH_MODE=token, or set engine.insecure: true"
-            )
-        for name, here in software().items():
-            if facts[name] != here:
-                return (
-                    f"engine: {actor.node} has {name} {facts[name]} where this machine has {here}; install "
-                    "the same everywhere"
-                )
-        if settings.state == "shared" and not self._sees(actor):
-            return (
-                f"engine.state: {actor.node} does not see this run's folder; put it on a file system that "
-                "all machines share, or set engine.state: carried"
-            )
-        if first is not None and first.facts is not None and facts["processor"] != first.facts["processor"]:
-            differ = (
-                f"{actor.node} has another processor than {first.node} ({facts['processor']}; "
-                f"{first.facts['processor']}), which changes results in their last bits"
-            )
-            if settings.isa != "any":
-                ways = "avx2 or any" if settings.isa == "same" else "any"
-                return f"engine.isa: {differ}; use equal machines, or set engine.isa: {ways}"
-            if differ not in self.notes:
-                self.notes.append(differ)
-        return None
-
     def _sees(self, actor: _Actor) -> bool:
         assert actor.facts is not None
-        return self._token is not None and actor.facts["seen"] == self._secret
+        return self._token is not None and self._token.seen(actor.facts["seen"])
 
     def _fail_to_start(self, actor: _Actor, why: str) -> None:
         self._kill(actor)

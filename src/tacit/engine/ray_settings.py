@@ -1,7 +1,8 @@
-"""`engine: {kind: ray}`: which cluster, and how its machines are used."""
+"""`engine: {kind: ray}`: which cluster, how many workers, and how long to wait for them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -13,6 +14,23 @@ from tacit.engine.kinds import Threads
 if TYPE_CHECKING:
     from tacit.engine.worker import Job
     from tacit.vector import Vectors
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, in seconds, and how often to try."""
+
+    nobody: float = 600.0
+    """Without any worker."""
+    look: float = 10.0
+    """Between two looks at what the cluster has room for."""
+    settle: float = 30.0
+    """At the start, for the other workers, once the first is there."""
+    least: float = 300.0
+    times: float = 20.0
+    """A task may take so many times the longest one of its kind before, and `least` in any case."""
+    losses: int = 3
+    """Of one shard, or of workers that could not start, in a row."""
 
 
 class RaySettings(DeviceSettings):
@@ -50,6 +68,6 @@ class RaySettings(DeviceSettings):
         return self.state if "://" in self.state else None
 
     def open(self, job: Job, message: Vectors, cohort: int, before_replay: Replay = free) -> Engine:
-        from tacit.engine.ray import Patience, Ray
+        from tacit.engine.ray import Ray
 
         return Ray(job, message, cohort, self, before_replay, Patience(nobody=self.wait))

@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # what carries messages starts without what trains
     from tacit.deploy.messages import Body
     from tacit.deploy.server import Parcel
 
+GRACE = 600.0
+"""Seconds after the deadline for which the SuperLink still knows of an order: it fails to answer for one that
+it has forgotten."""
 APP = b"""[project]
 name = "tacit-post"
 version = "1.0.0"
@@ -56,7 +59,12 @@ class SuperLinkTransport:
         from flwr.superlink.grid import HttpGrid
 
         self._failed, self._nodes, self._stop = httpx.HTTPError, dict[str, int](), threading.Event()
-        self._came, self._ends = dict[str, Post](), dict[str, float]()
+        self._came: dict[str, Post | None] = {}
+        """What was answered to the orders that are out; None: that nothing will be."""
+        self._unanswered: set[str] = set()
+        self._due: set[str] = set()
+        """Orders to which nothing has come."""
+        self._ends = 0.0
         bundle, _ = build_fab_from_files({"pyproject.toml": APP, "nothing.py": b"app = None\n"})
         control, runtime = private(ControlHttpClient, folder), private(RuntimeHttpClient, folder)
         try:
@@ -97,10 +105,7 @@ class SuperLinkTransport:
     def send(self, orders: Mapping[str, bytes], body: bytes | bytearray, ttl: float) -> dict[str, str]:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        with self._answering():
-            for post in self._came.values():
-                post.confirm()
-        self._came.clear()
+        self._forget()
         online = self.online()
         there = [who for who in orders if who in online]
         shared = record(body)
@@ -109,7 +114,7 @@ class SuperLinkTransport:
                 RecordDict({HEAD: ConfigRecord({HEAD: orders[who]}), BODY: shared}),
                 self._nodes[who],
                 "train",
-                ttl=ttl,
+                ttl=ttl + GRACE,
             )
             for who in there
         ]
@@ -117,31 +122,64 @@ class SuperLinkTransport:
             return {}
         with self._answering():
             tickets = list(self._grid.push_messages(messages))
-        ends = time.monotonic() + ttl
-        self._ends = {ticket: ends for ticket in tickets if ticket}
+        self._ends, self._due = time.monotonic() + ttl, {ticket for ticket in tickets if ticket}
         return {who: ticket for who, ticket in zip(there, tickets, strict=True) if ticket}
 
     def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
-        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-
+        """All that came is asked for at once, also for orders that are looked at later: after the deadline
+        once more, and then no longer.
+        """
         found: dict[str, Parcel | None] = {}
         with self._answering():
-            assert self._grid._client is not None
-            pulled = self._grid._client.PullMessages(PullAppMessagesRequest(message_ids=list(tickets)))
-            for plain, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
-                ticket = plain.metadata.reply_to_message_id
-                if plain.HasField("error"):
-                    found[ticket] = None
-                else:
-                    self._came[ticket] = Post(
-                        self._grid._client, self._grid.node, plain, tree, self._ends.get(ticket, 0.0)
-                    )
+            if self._due:
+                over = time.monotonic() > self._ends
+                self._pull()
+                if over:
+                    self._came |= dict.fromkeys(self._due)
+                    self._unanswered |= self._due
+                    self._due = set()
             for ticket in tickets:
-                if ticket in self._came:
+                post = self._came.get(ticket)
+                if post is not None:
                     with suppress(NotYet):  # of what was announced, others are not kept waiting for it
-                        parcel = self._came[ticket].parcel(wait=False)
+                        parcel = post.parcel(wait=False)
                         found[ticket] = parcel and (parcel[0], self._fetching(parcel[1]))
+                elif ticket in self._came:
+                    found[ticket] = None
         return found
+
+    def _pull(self) -> None:
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        client = self._grid._client
+        assert client is not None
+        pulled = client.PullMessages(PullAppMessagesRequest(message_ids=list(self._due)))
+        for plain, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+            ticket = plain.metadata.reply_to_message_id
+            if ticket not in self._due:  # somebody's who was asked for nothing
+                continue
+            failed = plain.HasField("error")
+            self._came[ticket] = None if failed else Post(client, self._grid.node, plain, tree, self._ends)
+            self._unanswered |= {ticket} if failed else set()
+            self._due.discard(ticket)
+
+    def _forget(self) -> None:
+        """Have the SuperLink drop what is left of the orders before: answers that were not read to their end,
+        and orders that their clients never fetched, each of which holds a whole body.
+        """
+        from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+        client, run = self._grid._client, self._grid.run.run_id
+        assert client is not None
+        with self._answering():
+            for post in self._came.values():
+                if post is not None:
+                    post.confirm()
+            for ticket in self._unanswered | self._due:
+                client.ConfirmMessageReceived(
+                    ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=ticket)
+                )
+        self._came, self._due, self._unanswered = {}, set(), set()
 
     def _fetching(self, body: Body) -> Body:
         def fetch(size: int) -> bytes | bytearray:
