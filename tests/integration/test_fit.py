@@ -84,6 +84,13 @@ def test_a_process_allocates_what_was_said(role: str) -> None:
     assert not far
 
 
+@pytest.mark.slow
+def test_what_is_forgotten_is_given_back() -> None:
+    """With activation checkpointing a process is no larger than what it has in use, as tacit runs."""
+    ((measured, estimated),) = bench.measure("worker", [VIT | bench.FORGET], apart=False)
+    assert estimated == pytest.approx(measured, rel=0.15)
+
+
 @pytest.mark.parametrize(
     "method", ["fedavg", "scaffold", "dp-fedadamw", "dp-fedavg-client", "dp2-fedsam", "adadps"]
 )
