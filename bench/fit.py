@@ -1,14 +1,19 @@
-"""`tacit fit` beside what processes then have needed: a worker's and the server's peak of resident memory.
+"""`tacit fit` beside what processes then have needed: a worker's and the server's peak of memory.
 
     python bench/fit.py                       every case; about half an hour on one core
     python bench/fit.py --only resnet18 vit   those whose name has one of these words
     python bench/fit.py --list
 
-Each measurement is a process of its own: it first trains on batches of two records, so that libraries have
-what they keep, and gives back what was freed. A worker trains two clients; the server runs two rounds with
-one worker process, and is measured where what it holds differs: not again for each way to train. Pages that
-the allocator kept, by luck more or fewer, are in the peak too, so the least of `--times` measurements
-counts. Records are made up; the weights of `minilm` and `smollm2-135m` come from the package registries.
+Two measurements, each in processes of their own:
+
+- *allocated*: the C library is told to give every block of 64 KB and more a mapping of its own, which goes
+  back when it is freed. The peak of resident memory then is that of what was in use, which `fit` counts.
+- *resident*: as tacit runs. The heap keeps what lies between blocks in use, by luck more or less.
+
+A process first does the same with batches of two records, so that libraries have what they keep, and gives
+back what was freed. A worker trains two clients; the server runs two rounds with one worker process, and is
+measured where what it holds differs: not again for each way to train. Records are made up; the weights of
+`minilm` and `smollm2-135m` come from the package registries.
 """
 
 from __future__ import annotations
@@ -17,13 +22,16 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+APART = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
+"""Variables with which resident memory is what is in use."""
 VALUES: dict[str, Any] = {
     "rounds": 2,
     "data": {"name": "own", "partition": {"kind": "iid", "clients": 2}},
@@ -43,12 +51,12 @@ BF16 = {"engine.precision": "bf16"}
 FORGET = {"engine.activation_checkpointing": True}
 
 MLP = {"model": {"name": "mlp", "hidden": [3072, 3072]}}
-CNN = {"model": {"name": "cnn"}, "local.batch": 512}
-RESNET = {"model": {"name": "resnet18"}, "local.batch": 32}
-VIT = {"model": {"name": "vit-tiny"}, "local.batch": 32}
+CNN = {"model": {"name": "cnn"}, "local.batch": 128}
+RESNET = {"model": {"name": "resnet18"}, "local.batch": 16}
+VIT = {"model": {"name": "vit-tiny"}, "local.batch": 16}
 LORA = {"rank": 8, "alpha": 16}
-MINILM = {"model": {"hub": "minilm", "lora": {**LORA, "targets": ["query", "value"]}}, "local.batch": 32}
-SMOL = {"model": {"hub": "smollm2-135m", "lora": {**LORA, "targets": ["q_proj", "v_proj"]}}, "local.batch": 8}
+MINILM = {"model": {"hub": "minilm", "lora": {**LORA, "targets": ["query", "value"]}}, "local.batch": 16}
+SMOL = {"model": {"hub": "smollm2-135m", "lora": {**LORA, "targets": ["q_proj", "v_proj"]}}, "local.batch": 4}
 CTC = {"model": {"name": "ctc-transformer", "size": "tiny"}, "local.batch": 8}
 
 CASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -80,12 +88,14 @@ def dataset(model: Mapping[str, Any]) -> Any:
     if model.get("name") == "ctc-transformer":
         return tiny(speakers=2, utterances=64)
     rng = np.random.default_rng(0)
-    if "hub" in model:
+    if "hub" in model or "config" in model:
         words = np.array(["a", "the", "cat", "house", "runs", "sees", "red", "old", "again", "and", "then"])
         texts = [" ".join(rng.choice(words, 60)) for _ in range(256)]
         rows = [{"text": text, "y": number % 2} for number, text in enumerate(texts)]
-        what: dict[str, Any] = {"label": "y"} if model["hub"] == "minilm" else {"task": "language"}
-        return tacit.dataset(rows, text="text", tokenizer=model["hub"], max_length=64, **what)
+        named = model.get("hub", model.get("config", {}).get("model_type"))
+        what: dict[str, Any] = {"label": "y"} if named in ("minilm", "bert") else {"task": "language"}
+        tokenizer = model.get("hub", "bytes")
+        return tacit.dataset(rows, text="text", tokenizer=tokenizer, max_length=64, **what)
     shape = (1, 16, 16) if model.get("name") == "mlp" else (3, 32, 32)
 
     def part(count: int) -> ArrayRecords:
@@ -152,40 +162,39 @@ def play(role: str, options: Mapping[str, Any]) -> tuple[int, int]:
     config = tacit.load(VALUES, dict(options))
     run = play_worker if role == "worker" else play_server
     data = dataset(options["model"])
+    found = fit(config, data)
     with tempfile.TemporaryDirectory() as scratch:
-        few = tacit.load(VALUES, {**options, "rounds": 1, "local.batch": 2})
-        play_worker(few, data, Path(scratch) / "warm")
+        run(tacit.load(VALUES, {**options, "rounds": 1, "local.batch": 2}), data, Path(scratch) / "warm")
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         measured = run(config, data, Path(scratch) / "real")
-    found = fit(config, data)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     return measured, (found.worker if role == "worker" else found.server).peak
 
 
-def measure(role: str, options: Mapping[str, Any], times: int = 3) -> tuple[int, int]:
-    """The least bytes of `times` processes, and the estimate."""
-    command = [sys.executable, __file__, "--one", role, json.dumps(dict(options))]
-    found = []
-    for _ in range(times):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    return min(measured for measured, _ in found), found[0][1]
+def measure(role: str, cases: Sequence[Mapping[str, Any]], apart: bool) -> list[tuple[int, int]]:
+    """Bytes measured and estimated for each case, all in one process; `apart`: what is allocated."""
+    command = [sys.executable, __file__, "--one", role, json.dumps([dict(case) for case in cases])]
+    environment = {**os.environ, **(APART if apart else {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return [(measured, estimated) for measured, estimated in json.loads(done.stdout.splitlines()[-1])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[""])
     parser.add_argument("--roles", nargs="*", default=["worker", "server"])
-    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--batch", type=int, help="records a batch, instead of each case's own number")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(play(given.one[0], json.loads(given.one[1]))))
+        print(json.dumps([play(given.one[0], options) for options in json.loads(given.one[1])]))
         return
-    print("| model | privacy | worker, MB | `fit` | server, MB | `fit` |\n|---|---|---|---|---|---|")
+    print("| model | privacy | role | `fit`, MB | allocated | resident |\n|---|---|---|---|---|---|")
     for name, (options, levels) in CASES.items():
         if not any(word in name for word in given.only):
             continue
@@ -193,13 +202,15 @@ def main() -> None:
             if given.list:
                 print(name, level)
                 continue
-            cells = []
+            if given.batch:
+                options = options | {"local.batch": given.batch}
             plain = level != "example" and "," not in name
             for role in given.roles if plain else ["worker"]:
-                measured, estimated = measure(role, options | LEVELS[level], given.times)
-                cells += [f"{measured / 1e6:.0f}", f"{estimated / 1e6:.0f} ({estimated / measured - 1:+.0%})"]
-            cells += ["–"] * (2 * len(given.roles) - len(cells))
-            print(f"| {name} | {level} | {' | '.join(cells)} |", flush=True)
+                ((allocated, estimated),) = measure(role, [options | LEVELS[level]], apart=True)
+                ((resident, _),) = measure(role, [options | LEVELS[level]], apart=False)
+                parts = [name, level, role, f"{estimated / 1e6:.0f}"]
+                parts += [f"{size / 1e6:.0f} ({estimated / size - 1:+.0%})" for size in (allocated, resident)]
+                print(f"| {' | '.join(parts)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from conftest import blobs
 from methods_small import configured
 from tacit.engine.device import Compute, forget_activations
 from tacit.gradients import ClippedGradient, plain_gradient
+from tacit.models.resnet import resnet18
 from tacit.models.vit import vit
 from tacit.tasks import Classification
 from tacit.vector import Flat
@@ -120,6 +121,23 @@ def test_transformers_own_switch(tmp_path: Path) -> None:
     network = transformers.LlamaForCausalLM(config)
     forget_activations(network)
     assert network.is_gradient_checkpointing
+
+
+def test_every_block_of_a_residual_network_is_forgotten() -> None:
+    plain, forgetful = (Flat(resnet18((3, 16, 16), 4)) for _ in range(2))
+    forgetful.values.copy_(plain.values)
+    forget_activations(forgetful.module)
+    batch = {"x": torch.randn(4, 3, 16, 16), "y": torch.tensor([0, 1, 2, 3])}
+    for flat in (plain, forgetful):
+        plain_gradient(flat, batch, Classification().losses)
+    assert torch.equal(plain.grad, forgetful.grad)
+    blocks = [part for part in forgetful.module.modules() if "checkpoint" in repr(vars(part).get("forward"))]
+    assert len(blocks) == 8
+
+
+def test_statistics_of_batches_are_not_counted_twice() -> None:
+    with pytest.raises(tacit.UserError, match=r"'1' \(BatchNorm1d\) would count every batch twice"):
+        forget_activations(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 
 
 def test_a_model_without_layers_is_refused() -> None:

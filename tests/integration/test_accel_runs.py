@@ -20,6 +20,7 @@ from tacit.config.schema import Config
 from tacit.data.speech.tiny import tiny
 from tacit.engine import InProcessSettings
 from tacit.engine.device import Compute, devices
+from tacit.engine.kinds import AutoSettings
 from tacit.models import MODELS
 from tacit.privacy import MECHANISMS
 from tacit.tasks import TASKS
@@ -77,6 +78,19 @@ def test_every_method(method: str) -> None:
     assert traffic.down <= 2 * vectors_sent + participants * (vectors_sent + 2) + 40
     # Numbers that Python waits for: a few a client, and two for each gradient, of which some take two a step.
     assert traffic.reads <= 16 + participants * (4 + STEPS * 2 * 2)
+
+
+def test_a_plain_step_waits_for_nothing() -> None:
+    """So the host prepares and sends the next batch while a device computes."""
+    waits = []
+    for steps in (2, 5):
+        config = configured("fedavg", {"rounds": 1, "local.steps": steps})
+        with accel.counting() as traffic:
+            tacit.run(
+                config, f"steps-{steps}", device=accel.NAME, model=halves(), dataset=small(), progress=False
+            )
+        waits.append((traffic.reads, traffic.down))
+    assert waits[0] == waits[1]
 
 
 CLIENT_LEVEL: dict[str, dict[str, Any]] = {
@@ -284,6 +298,16 @@ def test_what_is_not_there_is_refused() -> None:
         tacit.load({**config.model_dump(mode="json"), "engine": {"device": "gpu!"}})
     with pytest.raises(tacit.UserError, match="2 devices for one process"):
         InProcessSettings(device=("cpu", "cpu")).one()
+    for device, what in {
+        "cpu:3": "'cpu:3' is no device", 0: "0 is no device", "CUDA": "'CUDA' is no device",
+        ("cpu", "auto"): "auto is for itself", (("cpu",),): "is no device",
+    }.items():  # fmt: skip
+        with pytest.raises(tacit.UserError, match=what) as told:
+            tacit.load({**config.model_dump(mode="json"), "engine": {"device": device}})
+        assert "more)" not in str(told.value)
+    for workers in (0, 1):
+        with pytest.raises(tacit.UserError, match=f"engine.workers: {workers} for a list of 2 devices"):
+            AutoSettings(workers=workers, device=("cpu", "cpu")).computes()
     assert devices("auto") == ["cpu"]
 
 

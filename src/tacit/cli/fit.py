@@ -43,6 +43,8 @@ def fit(
                     "device": found.compute.device,
                     "device_bytes": found.device_bytes,
                     "host_bytes": found.host_bytes,
+                    "host_need": found.host_need,
+                    "host_most": found.host_most,
                     "fits": found.fits,
                     "advice": list(found.advice),
                 }
@@ -63,6 +65,10 @@ def fit(
     each = "" if found.device_bytes is None else f", each device {_gb(found.device_bytes)} GB"
     machine = f"this machine has {_gb(found.host_bytes)} GB{each}"
     console.print(f"{found.workers} × a worker on {where}; {machine}")
+    console.print(
+        f"In use at once on this machine: {_gb(found.host_need)} GB, beside Python and its libraries"
+        + (f"; up to {_gb(found.host_most)} with what the heap keeps" if found.compute.here else "")
+    )
     console.print("[green]It fits.[/green]" if found.fits else "[red]It does not fit.[/red]")
     for text in found.advice:
         console.print(f"- {text}", markup=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -70,6 +72,12 @@ class Fit:
         return self.server.peak + (self.workers * each if self.compute.here else 0)
 
     @property
+    def host_most(self) -> int:
+        """With what the C library's heap may keep between blocks in use: about as much as activations."""
+        kept = self.worker.parts["activations"] if self.compute.here else 0
+        return self.host_need + self.workers * kept
+
+    @property
     def fits(self) -> bool:
         there = self.device_bytes is None or self.worker.peak <= self.device_bytes
         return there and self.host_need <= self.host_bytes
@@ -93,7 +101,8 @@ def fit(config: Config, dataset: Dataset | None = None) -> Fit:
         job = build_job(config, Path(folder), empty, dataset)
         small = small_job(job, DirectoryStates(Path(folder) / "small"))
         held = one_client(small, Order(0, 0.1), isinstance(job.privacy, ExampleLevel))
-        batch = max(_batches(job), key=lambda b: sum(t.nbytes for t in b.values()))
+        tried = _batches(job, _records(job, config.rounds, config.cohort.size))
+        batch = max(tried, key=lambda b: sum(t.nbytes for t in b.values()))
         asked = getattr(settings, "workers", 1)
         workers = max(1, min(share(computes), config.cohort.size) if asked == "auto" else asked)
         server = _server(config, job, small, workers)
@@ -116,10 +125,21 @@ def _without_search(config: Config) -> Config:
     )
 
 
-def _batches(job: Job) -> Iterator[Batch]:
+def _records(job: Job, rounds: int, cohort: int) -> int:
+    """Records of the largest batch to be expected in the run: at example level their number is random."""
+    if not isinstance(job.privacy, ExampleLevel):
+        return job.local.batch
+    sizes = job.population.sizes
+    drawn = rounds * cohort * job.workload.steps(int(np.mean(sizes)))
+    batch = job.privacy.expected_batch(int(np.max(sizes)), job.workload)
+    deviation = math.sqrt(batch * (1 - batch / np.max(sizes)))
+    return round(batch + NormalDist().inv_cdf(1 - 1 / (drawn + 1)) * deviation)
+
+
+def _batches(job: Job, count: int) -> Iterator[Batch]:
     rng = randomness.generator(job.seed, "fit")
     records = job.population.records
-    size = min(job.local.batch, len(records))
+    size = min(count, len(records))
     for _ in range(TRIED):
         yield records.prepare(records.take(np.sort(rng.choice(len(records), size, replace=False))))
 

@@ -24,7 +24,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import BeforeValidator
 
 from tacit.errors import UserError
 from tacit.lazy import torch
@@ -42,19 +42,32 @@ _NARROW = ("mps",)
 """Devices without float64, in which uploads are bounded and rounded: the host does that for them."""
 
 
-def _device(name: str) -> str:
-    if name != "auto" and not re.fullmatch(r"[a-z]+(:\d+)?", name):
-        raise ValueError(f"{name!r} is no device; say auto, cpu, cuda, cuda:1, mps, xpu, or a list of such")
+def _device(name: object) -> str:
+    """A name that could be a device's; the CPU is one device, however many cores it has."""
+    sound = isinstance(name, str) and re.fullmatch(r"(?!cpu:)[a-z]+(:\d+)?", name)
+    if not isinstance(name, str) or not sound:
+        raise ValueError(f"{name!r} is no device; say auto, cpu, cuda, cuda:1, mps or xpu")
     return name
 
 
-Device = Annotated[str, AfterValidator(_device)]
+def _one_or_more(value: object) -> str | tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        return _device(value)
+    if "auto" in value:
+        raise ValueError(
+            "auto is for itself: it takes every accelerator; name each device, or leave the list"
+        )
+    return tuple(map(_device, value))
+
+
+Device = Annotated[str, BeforeValidator(_device)]
+Devices = Annotated[str | tuple[str, ...], BeforeValidator(_one_or_more)]
 
 
 class DeviceSettings(Section):
     """What every engine on machines of one's own can be told about where it computes."""
 
-    device: Device | tuple[Device, ...] = "auto"
+    device: Devices = "auto"
     """`auto` takes every accelerator that torch sees, else the CPU; a list has one worker for each entry."""
     precision: Precision = "float32"
     """bf16: the model's products in bfloat16, everything that is summed or released in float32."""
@@ -62,10 +75,15 @@ class DeviceSettings(Section):
     """Compute activations again on the way back instead of keeping them."""
 
     def computes(self) -> list[Compute]:
-        """One for each device; refused if torch does not see it."""
-        return [
-            Compute(device, self.precision, self.activation_checkpointing) for device in devices(self.device)
-        ]
+        """One for each device; refused if torch does not see it, or if it would have no worker."""
+        found = devices(self.device)
+        workers = getattr(self, "workers", "auto")
+        if isinstance(self.device, tuple) and isinstance(workers, int) and workers < len(found):
+            raise UserError(
+                f"engine.workers: {workers} for a list of {len(found)} devices, which has a worker for each; "
+                "leave engine.workers out, or name fewer devices"
+            )
+        return [Compute(device, self.precision, self.activation_checkpointing) for device in found]
 
     def one(self) -> Compute:
         """The only device, or the first that `auto` found."""
@@ -190,7 +208,16 @@ def _moved(model: nn.Module, device: str) -> dict[int, Any]:
 
 
 def forget_activations(model: nn.Module) -> None:
-    """Have each layer of a model keep its input alone, and compute the rest again on the way back."""
+    """Have each layer of a model keep its input alone, and compute the rest again on the way back.
+
+    Refused where that would not be exact, or would spare nothing.
+    """
+    for name, part in model.named_modules():
+        if isinstance(part, _BatchNorm) and part.track_running_stats:
+            raise UserError(
+                f"engine.activation_checkpointing: module {name!r} ({type(part).__name__}) would count every "
+                "batch twice in its statistics; leave it out, or use a network with group normalisation"
+            )
     switch = getattr(model, "gradient_checkpointing_enable", None)
     if switch is not None and getattr(model, "supports_gradient_checkpointing", False):
         switch({"use_reentrant": False})
@@ -207,15 +234,14 @@ def forget_activations(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The longest sequence of layers of one kind: a transformer's."""
-    found: list[nn.Module] = []
+    """A transformer's layers, a residual network's blocks: of the kind that the longest sequence is made of,
+    all that stand in sequences.
+    """
+    sequences: list[list[nn.Module]] = []
     for part in model.modules():
         children = list(part.children())
         alike = len(children) > 1 and len({type(child) for child in children}) == 1
-        if (
-            isinstance(part, (torch.nn.Sequential, torch.nn.ModuleList))
-            and alike
-            and len(children) > len(found)
-        ):
-            found = children
-    return found
+        if isinstance(part, (torch.nn.Sequential, torch.nn.ModuleList)) and alike:
+            sequences.append(children)
+    longest = max(sequences, key=len, default=[])
+    return [layer for layers in sequences for layer in layers if type(layer) is type(longest[0])]

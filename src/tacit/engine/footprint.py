@@ -7,8 +7,10 @@ Nothing of the real model is ever allocated. Two small measurements and sizes ma
   length a worker holds when it computes a gradient, and at most. They grow with the model in proportion.
 - *activations*: one step of the real network on the shapes of a real batch, with torch's fake tensors (for
   accelerators: on its `meta` device), which have shapes and no memory; again everything that comes and goes
-  is counted, backwards pass included. On the host a quarter is added for what the C library's heap keeps
-  between blocks: measured, see docs/scale.md.
+  is counted, backwards pass included, and book-keeping where gradients are clipped (`tacit.engine.sketch`).
+
+What is counted is what is in use at once. A host's C library keeps freed memory between blocks in use, so
+that a process may be larger by up to what activations take: measured, see docs/scale.md.
 
 >>> with Live() as live:
 ...     x = torch.zeros(1000)
@@ -22,10 +24,11 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,8 +43,10 @@ from tacit.engine.contract import Order, Participant
 from tacit.engine.device import Compute, forget_activations
 from tacit.engine.inprocess import InProcess
 from tacit.engine.isolation import KEPT
+from tacit.engine.sketch import affordable, clip_records
 from tacit.engine.states import ClientStates
 from tacit.engine.worker import Job, one_at_a_time
+from tacit.gradients.axes.call import Unsupported
 from tacit.gradients.clipped import LITTLE, MUCH
 from tacit.gradients.plain import Descent, Losses, batch_size, plain_gradient
 from tacit.privacy import ClientLevel, ExampleLevel, LayeredNoise, Mechanism
@@ -50,14 +55,10 @@ from tacit.vector import Flat, Vectors
 SMALL = 1024
 """The small network is a matrix of so many rows and columns: its activations are nothing beside it."""
 
-
-HEAP = 1.25
-"""Resident memory over that of live tensors while a step comes and goes on the host, as it was measured."""
-
 _READ = torch.ops.aten._local_scalar_dense.default
-_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
-
-
+_CONVOLUTION = torch.ops.aten.convolution.default
+_CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
+_UNIQUE = torch.ops.aten._unique2.default
 _CTC = (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tensor)
 
 
@@ -71,6 +72,29 @@ def _ctc(func: Any, *args: Any) -> Any:
         return torch.empty_like(scores)
     steps, records = scores.shape[:2]
     return scores.new_empty(records), scores.new_empty(records, steps, 2 * targets.shape[-1] + 1)
+
+
+def _unique(func: Any, values: Tensor, *rest: Any, **kwargs: Any) -> Any:
+    """As if every value were another one, where there are none to look at."""
+    if not (values.is_meta or isinstance(values, FakeTensor)):
+        return func(values, *rest, **kwargs)
+    return values.new_empty(values.numel()), torch.empty_like(values), values.new_empty(0)
+
+
+def _reordered(func: Any, args: Any, out: Any) -> int:
+    """Bytes that a processor's convolution holds beside what it gives back: it computes in a layout of its
+    own, so what it reads and what it makes are there twice for a while. As measured with oneDNN, see
+    docs/scale.md.
+    """
+    if func is _CONVOLUTION:
+        x, w = args[0].nbytes, args[1].nbytes
+        return int(max(x + w, out.nbytes))
+    g, x, w = (tensor.nbytes for tensor in args[:3])
+    strided = any(step > 1 for step in args[4])
+    made = [0 if found is None else int(found.nbytes) for found in out]
+    data = max(g + x + w, (3 if strided else 2) * x) if made[0] else 0
+    weight = made[0] + max(g + x + w, 2 * w) if made[1] else 0
+    return int(max(0, data - sum(made), weight - sum(made)))
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -93,13 +117,17 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _READ and (args[0].is_meta or isinstance(args[0], FakeTensor)):
             # A model that looks at its data (is any token masked?) shall take the road that needs more.
             return torch.zeros((), dtype=args[0].dtype).item()
-        out = _ctc(func, *args) if func in _CTC else func(*args, **(kwargs or {}))
+        if func in _CTC:
+            out = _ctc(func, *args)
+        elif func is _UNIQUE:
+            out = _unique(func, *args, **(kwargs or {}))
+        else:
+            out = func(*args, **(kwargs or {}))
         for value in tree_leaves(out):
             if isinstance(value, Tensor):
                 self._note(value, made=True)
-        if self._reordered and func in _CONVOLUTIONS:
-            copied = [value for value in tree_leaves((args, out)) if isinstance(value, Tensor)]
-            self.peak = max(self.peak, self.now + sum(value.nbytes for value in copied))
+        if self._reordered and func in (_CONVOLUTION, _CONVOLUTION_BACKWARD):
+            self.peak = max(self.peak, self.now + _reordered(func, args, out))
         return out
 
     def _note(self, tensor: Tensor, made: bool) -> None:
@@ -220,16 +248,19 @@ def one_client(small: Job, order: Order, examples: bool) -> Held:
     return Held((_Noting.held - size) / size, (live.peak - size) / size, descended)
 
 
-def step_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, descends: bool) -> int:
-    """The most that one plain step on `batch` adds to what is there before; nothing is computed."""
-    there = {name: torch.empty_like(tensor, device=flat.values.device) for name, tensor in batch.items()}
+def peak_of(work: Callable[[], object], compute: Compute) -> int:
+    """The most that `work` adds to what is there before; nothing is computed."""
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=compute.precision == "bf16")
     with Live(reordered=compute.here) as live, torch.enable_grad(), autocast:
-        if descends:
-            Descent(flat)(there, losses, 0.0)
-        else:
-            plain_gradient(flat, there, losses)
-    return int(live.peak * HEAP) if compute.here else int(live.peak)
+        work()
+    return int(live.peak)
+
+
+def step_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, descends: bool) -> int:
+    """The most that one plain step on `batch` adds."""
+    if descends:
+        return peak_of(lambda: Descent(flat)(batch, losses, 0.0), compute)
+    return peak_of(lambda: plain_gradient(flat, batch, losses), compute)
 
 
 def pretend(model: nn.Module, mode: FakeTensorMode) -> None:
@@ -251,18 +282,39 @@ def pretend(model: nn.Module, mode: FakeTensorMode) -> None:
                     tensors[name] = known.setdefault(id(tensor), there(tensor))
 
 
-def clipped_bytes(plain: int, one: int, records: int, trained: int, alone: bool, slow: bool) -> int:
-    """The most that a clipped gradient adds, of `plain` and `one`, a plain step's on all records and on one.
+def clipped_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, one: int) -> int:
+    """The most that a clipped gradient of `batch` adds; `one`: what a plain step on a single record does.
 
-    Batches are cut so that book-keeping has the room of a plain step, within limits; `alone`: into single
-    records. By the slow road there is one record's gradient, as it is made and as it is kept; on the other
-    there are three gradients at the experiment of the first step; see `tacit.gradients`.
+    Batches are cut into parts that have the room of a plain step, or into single records. The experiment
+    of the first step holds the gradients of up to three records, and one more, where records are taken one
+    by one; else their sum beside what is kept of three, and then two sums; see `tacit.gradients`.
     """
-    if slow:
-        return one + 2 * trained
-    each = (plain - one) // max(records - 1, 1)
-    book = one + each if alone else max(one, min(MUCH, max(LITTLE, plain * 5 // 4), 2 * plain))
-    return max(book, 3 * trained + max(0, one - trained) if records > 1 else 0)
+    records, trained = batch_size(batch), 4 * flat.values.numel()
+    rest = max(0, one - trained)
+    if compute.activation_checkpointing:
+        return rest + (1 + min(records, 3)) * trained
+
+    try:
+        parts = 1
+        if not one_at_a_time(flat.module, compute):
+            with Live():  # which answers what a tensor without memory cannot
+                parts = affordable(flat, batch, losses)
+        most, few = (
+            peak_of(partial(clip_records, flat, _first(batch, size), losses), compute)
+            for size in (-(-records // -(-records // parts)), min(3, records))
+        )
+    except (
+        Unsupported,
+        RuntimeError,
+        TypeError,
+    ):  # a model that reads its data, or uses it in a way that no rule knows
+        plain = step_bytes(flat, batch, losses, compute, descends=False)
+        most, few = max(one, min(MUCH, max(LITTLE, plain * 5 // 4), 2 * plain)), one
+    return max(most, trained + few, 2 * trained + rest) if records > 1 else most
+
+
+def _first(batch: Batch, size: int) -> Batch:
+    return {name: tensor[:size] for name, tensor in batch.items()}
 
 
 def parameter_bytes(model: nn.Module) -> tuple[int, int]:
@@ -274,16 +326,14 @@ def parameter_bytes(model: nn.Module) -> tuple[int, int]:
 
 def activation_bytes(model: nn.Module, batch: Batch, job: Job, compute: Compute, descends: bool) -> int:
     """The most that a step adds, whatever its gradients are; `model` is of no use after this."""
-    trained, _ = parameter_bytes(model)
     flat, losses = Flat(model), job.task.losses
     if compute.activation_checkpointing:
         forget_activations(model)
-    plain = step_bytes(flat, batch, losses, compute, descends)
+    there = {name: torch.empty_like(tensor, device=flat.values.device) for name, tensor in batch.items()}
     if not isinstance(job.privacy, ExampleLevel):
-        return plain
-    one = step_bytes(flat, {name: tensor[:1] for name, tensor in batch.items()}, losses, compute, descends)
-    alone, slow = one_at_a_time(model, compute), compute.activation_checkpointing
-    return clipped_bytes(plain, one, batch_size(batch), trained, alone, slow)
+        return step_bytes(flat, there, losses, compute, descends)
+    one = step_bytes(flat, _first(there, 1), losses, compute, descends)
+    return clipped_bytes(flat, there, losses, compute, one)
 
 
 def worker_need(model: nn.Module, batch: Batch, job: Job, compute: Compute, vectors: Held) -> Need:

@@ -152,12 +152,18 @@ def unquantise(source: Path, file: str, folder: Path) -> None:
     from safetensors.torch import save_file
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=file)
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.bfloat16)
+    # Newer releases leave weights packed where they find kernels for them: ours are to be plain tensors.
+    packed = getattr(transformers, "GgufConfig", None)
+    plain = {} if packed is None else {"quantization_config": packed(dequantize=True)}
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=file, dtype=torch.bfloat16, **plain
+    )
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     tensors = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     config = model.config
     config.tie_word_embeddings = tied
-    del config.quantization_config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
