@@ -332,9 +332,29 @@ def build_local(config: Config, dataset: Dataset) -> Local:
                 "local.seconds: at example level batches are Poisson samples of records, however "
                 "long it is; set local.batch"
             )
+        _refuse_common_length(config)
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
     steps, epochs, decay = section.steps, section.epochs, section.weight_decay
     return Local(batch, steps, epochs, decay, section.clip, section.seconds, section.within)
+
+
+def _refuse_common_length(config: Config) -> None:
+    """Records in a batch by seconds are counted by the mean length of everybody's: under a guarantee for
+    clients nothing that a client does may follow from that.
+    """
+    privacy, local = config.privacy, config.local
+    if privacy is None or privacy.entropy != "os":
+        return
+    if local.within is not None and local.steps is None:
+        raise UserError(
+            "local.within: with local.seconds and local.epochs its length would follow from how long "
+            "everybody's records are, which the guarantee protects; set local.steps"
+        )
+    if config.data.public:
+        raise UserError(
+            "data.public: with local.seconds its batches would follow from how long everybody's records are, "
+            "which the guarantee protects; set local.batch"
+        )
 
 
 def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
