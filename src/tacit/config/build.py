@@ -153,9 +153,9 @@ def _natural(config: Config, users: NDArray[Any], rng: np.random.Generator) -> p
     the others' records are held out.
     """
     privacy = config.privacy
-    if privacy is not None and privacy.unit == "client" and privacy.entropy == "os":
-        return partition.natural_apart(users, config.seed)
-    return partition.natural(users, rng)
+    if privacy is None or privacy.unit == "example" or privacy.entropy == "seed" or privacy.noise == 0:
+        return partition.natural(users, rng)
+    return partition.natural_apart(users, config.seed)
 
 
 def _owners(config: Config, kind: HeldByOwners, dataset: Dataset) -> Population:
