@@ -19,6 +19,7 @@ from torch import nn
 
 import tacit
 from tacit.config.build import build_job
+from tacit.data.speech.tiny import tiny
 from tacit.engine.contract import Order, Participant
 from tacit.engine.worker import Job, Worker
 
@@ -128,3 +129,32 @@ def test_what_others_send_has_the_same_law_with_a_client_and_without(tmp_path: P
         errors.append(values.std(0) / 20)
     spread = torch.sqrt(errors[0] ** 2 + errors[1] ** 2)
     assert ((means[0] - means[1]).abs() <= 6 * spread).all()
+
+
+@pytest.mark.parametrize(
+    ("local", "data", "match"),
+    [
+        ({"epochs": 1, "within": {"cosine": True}}, {}, r"local\.within"),
+        ({"steps": 2}, {"public": 0.4}, r"data\.public"),
+    ],
+)
+def test_no_client_follows_the_mean_length_of_everybodys_sounds(
+    tmp_path: Path, local: dict[str, Any], data: dict[str, Any], match: str
+) -> None:
+    """Batches by seconds make so many records on average, over everybody: one speaker with long recordings
+    would move all others' schedules, and the size of public batches.
+    """
+    corpus = tiny(speakers=6, utterances=4)
+    settings = {
+        "rounds": 1,
+        "data": {"name": "tiny", "partition": {"kind": "natural"}, **data},
+        "model": {"name": "ctc-transformer", "size": "tiny", "depth": 1, "width": 24, "hidden": 32},
+        "cohort": 2,
+        "local": {"seconds": 2.0, "lr": 0.1, **local},
+        "privacy": CLIENT,
+        "engine": {"workers": 0},
+    }
+    with pytest.raises(tacit.UserError, match=match):
+        build_job(tacit.load(settings), tmp_path, dataset=corpus)
+    settings["privacy"] = {**CLIENT, "entropy": "seed"}
+    assert build_job(tacit.load(settings), tmp_path, dataset=corpus).local.seconds == 2.0

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,12 @@ def test_the_same_records_come_out_of_every_library() -> None:
         for kind, source in sources().items()
     }
     for kind, data in made.items():
-        assert (len(data.train), len(data.test), data.classes, data.shape) == (54, 6, 3, (2,)), kind
+        assert (len(data.train) + len(data.test), data.classes, data.shape) == (60, 3, (2,)), kind
+        own = Counter(data.test.users.tolist())
+        assert own.keys() == {row["who"] for row in ROWS}, "of each user's twelve, one or two"
+        assert set(own.values()) <= {1, 2}, kind
         assert data.label_names == ("cook", "tailor", "vet"), kind
-        for record in (0, 17, 53):
+        for record in (0, 17, 49):
             batch = data.train.take(np.array([record]))
             age = float(batch["x"][0, 0])
             row = ROWS[int(age) - 20]
@@ -95,7 +99,8 @@ def test_arrays_lists_and_torch_data_sets(config) -> None:
     assert data.shape == (1, 4, 4) and data.classes == 4 and data.label_names == ("1", "2", "3", "4")
     assert data.train.x.dtype == np.float32 and set(data.train.y) == {0, 1, 2, 3}
     assert tacit.run(config(rounds=1), "a", dataset=data).finished
-    again = tacit.dataset(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)))
+    pairs = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    again = tacit.dataset(pairs, user=[n % 8 for n in range(80)])
     assert np.array_equal(again.train.x, data.train.x) and np.array_equal(again.train.y, data.train.y)
     listed = tacit.dataset(([[1.0, 2.0], [3.0, 4.0]] * 5, ["no", "yes"] * 5), test=([[1.0, 2.0]], ["yes"]))
     assert listed.shape == (2,) and listed.label_names == ("no", "yes") and listed.test.y.tolist() == [1]

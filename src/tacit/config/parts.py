@@ -95,7 +95,7 @@ def build_population(
     if private is None:
         _, private = split_records(config, dataset)
     privacy = config.privacy
-    apart = privacy is not None and privacy.unit == "client" and privacy.entropy == "os"
+    apart = privacy is not None and privacy.unit != "example" and privacy.entropy == "os" and privacy.noise != 0
     return shared_out(config.data, dataset, private, config.seed, apart)
 
 
@@ -127,6 +127,7 @@ def build_local(config: Config, dataset: Dataset) -> Local:
                 "local.seconds: at example level batches are Poisson samples of records, however "
                 "long it is; set local.batch"
             )
+        _refuse_common_length(config)
         batch = max(1, round(section.seconds / max(float(np.mean(dataset.train.seconds)), 1e-3)))
     known = {field.name: getattr(section, field.name) for field in fields(section)}
     return Local(**known | {"batch": batch})
@@ -170,3 +171,22 @@ def _own_sampling(config: Config, clients: int, sampler: Sampler) -> Sampling:
             f"clients in a round; set it to {round(expected)}"
         )
     return sampling
+
+
+def _refuse_common_length(config: Config) -> None:
+    """Records in a batch by seconds are counted by the mean length of everybody's: under a guarantee for
+    clients nothing that a client does may follow from that.
+    """
+    privacy, local = config.privacy, config.local
+    if privacy is None or privacy.entropy != "os":
+        return
+    if local.within is not None and local.steps is None:
+        raise UserError(
+            "local.within: with local.seconds and local.epochs its length would follow from how long "
+            "everybody's records are, which the guarantee protects; set local.steps"
+        )
+    if config.data.public:
+        raise UserError(
+            "data.public: with local.seconds its batches would follow from how long everybody's records are, "
+            "which the guarantee protects; set local.batch"
+        )

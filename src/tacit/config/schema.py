@@ -58,7 +58,7 @@ class Config(Section):
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)] = "run"
     """What the run's folder is called after."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of everything drawn but noise and cohorts under a guarantee, which are secret (`privacy.entropy`)."""
+    """Of all draws but what a guarantee rests on: noise, cohorts, batches, masks (`privacy.entropy`)."""
     pretrain: Pretraining | None = None
     """Central training instead of a federation (`tacit pretrain`)."""
     rounds: Annotated[int, Field(gt=0, le=10**8)]

@@ -118,7 +118,7 @@ class Data(Section):
     language: str = "en"
     """Of a table's speech: whose letters transcripts are made of."""
     test: str | None = None
-    """Of a table: the file of test records; left out, a tenth is set aside."""
+    """Of a table: the file of test records; left out, a tenth (of each user's) is set aside."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     """Of a csv file: what stands between two cells."""
     encoding: str = "utf-8"

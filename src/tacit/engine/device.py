@@ -212,6 +212,9 @@ def forget_activations(model: nn.Module) -> None:
 
     Refused where that would not be exact, or would spare nothing.
     """
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.utils.checkpoint import checkpoint
+
     for name, part in model.named_modules():
         if isinstance(part, _BatchNorm) and part.track_running_stats:
             raise UserError(
@@ -227,8 +230,6 @@ def forget_activations(model: nn.Module) -> None:
         raise UserError(
             "engine.activation_checkpointing: this model has no sequence of equal layers; leave it out"
         )
-    from torch.utils.checkpoint import checkpoint
-
     for layer in layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 

@@ -203,7 +203,7 @@ class Worker:
         own upload alone.
         """
         privacy = self.job.privacy
-        if privacy is not None and not privacy.simulated:
+        if privacy is not None and privacy.noise and not privacy.simulated:
             return secrets.randbits(128)
         return randomness.key(self.job.seed, purpose, order.round, client)
 

@@ -137,7 +137,8 @@ class BandedNoise(Correlated):
         )
         sampling = (
             f"Sampling: {population:,} clients in {self.bands} groups, by a public draw; each round takes "
-            f"the next group, of which each client joins with probability {self.turn().rate:g}."
+            f"the next group, of which each client joins with probability {self.turn().rate:g}. Neighbours: "
+            "what a client sends, or zeros in its place."
         )
         return replace(plain, sampling=sampling, observers=(seen, *plain.observers[1:]))
 

@@ -323,7 +323,9 @@ NOT_COVERED = (
     "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
     "ending the run earlier, or later, because of what it has let out: ε is of rounds whose number, or whose "
     "budget, was settled before",
-    "what the run's folder holds beside the model: clients' own states, and which clients wrote one when",
+    "what the run's folder holds beside the model: clients' own states, which clients wrote one when, and in "
+    "lineage.json the names of users and hashes of their records, by which anyone can ask whether a record "
+    "was there; an export has none of these",
     "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",
     "how long anything takes",
 )

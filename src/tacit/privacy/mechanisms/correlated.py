@@ -253,7 +253,8 @@ class Correlated(ClientLevel):
         groups = self.separation(population)
         sampled = (
             f"Sampling: none that is claimed. {population:,} clients in {groups:,} groups, by a public draw; "
-            f"each round takes the next group, so a client takes part once in {groups:,} rounds"
+            f"each round takes the next group, so a client takes part once in {groups:,} rounds. "
+            "Neighbours: what a client sends, or zeros in its place"
         )
         covered = "the noise of past rounds: checkpoints hold it, and whoever sees one sees through it"
         secret = replace(plain.observers[0], who="whoever sees every released model, and who took part when")
