@@ -264,7 +264,7 @@ def build_job(
         raise UserError(f"cohort: {config.cohort.size} of {len(population)} clients; lower cohort.size")
     if config.evaluate.clients and not config.data.holdout:
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
-    _refuse_misfits(config, algorithm)
+    refuse_misfits(config, algorithm)
     _ask_for_the_unit(config, dataset)
     local = build_local(config, dataset)
     model = model or build_model(config, dataset)
@@ -327,7 +327,7 @@ def build_local(config: Config, dataset: Dataset) -> Local:
     return Local(batch, steps, epochs, decay, section.clip, section.seconds, section.within)
 
 
-def _refuse_misfits(config: Config, algorithm: Algorithm) -> None:
+def refuse_misfits(config: Config, algorithm: Algorithm) -> None:
     """Settings that the algorithm would ignore, or that it cannot work with."""
     if algorithm.own_server_rule and config.server != ServerSettings(device=config.server.device):
         raise UserError(

@@ -14,7 +14,7 @@ from tacit.config.schema import Config
 from tacit.data import Dataset, TextRecords, Tokenizer
 from tacit.data.augment import Augment
 from tacit.data.columns import Meaning
-from tacit.data.dataset import TABLE
+from tacit.data.dataset import FILES, TABLE
 from tacit.data.own import TASKS, from_columns
 from tacit.data.table import Format, read_table
 from tacit.data.tokens import BYTES, Bytes, from_folder
@@ -23,6 +23,11 @@ from tacit.models.weights import locate
 
 OFFSET = ("roberta", "xlm-roberta", "camembert")
 """Models that number places from the padding's id on, and so have fewer than their config says."""
+OF_TABLES = (
+    "features", "audio", "seconds", "language", "test",
+    "delimiter", "encoding", "missing", "on_bad", "classes",
+)  # fmt: skip
+"""Keys of the data section that only a table heeds; a csv, parquet or json file that has one is a table."""
 
 
 def build_dataset(config: Config) -> Dataset:
@@ -35,8 +40,11 @@ def build_dataset(config: Config) -> Dataset:
                 f"data.import: {section.name} gives a {type(found).__name__}, not a tacit.Dataset"
             )
         return found
-    if section.name == TABLE:
+    stated = [key for key in OF_TABLES if getattr(section, key) != type(section).model_fields[key].default]
+    if section.name == TABLE or (section.name in FILES and stated):
         return _table(config)
+    if stated:
+        raise UserError(f"data.{stated[0]}: it is of a table, which {section.name} is not; leave it out")
     texts = data.has_texts(section.name, section.text)
     found = data.load(
         section.name,
@@ -128,7 +136,15 @@ def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str
 def refuse_tokens(model: nn.Module, dataset: Dataset) -> None:
     """A model whose tables are too small would fail at the first rare token, or at the first long text."""
     config = getattr(model, "config", None)
-    if dataset.tokenizer is None or config is None:
+    if config is None:
+        return
+    if dataset.tokenizer is None:
+        numbers = dataset.task == "classification" and len(dataset.shape) == 1
+        if numbers and getattr(config, "vocab_size", None) is not None:
+            raise UserError(
+                f"model: it reads tokens of texts, and the records of {dataset.name} are "
+                f"{dataset.shape[0]} numbers each; take mlp or logistic, or name a column of texts"
+            )
         return
     known, wanted = getattr(config, "vocab_size", None), dataset.tokenizer.vocabulary
     if known is not None and known < wanted:

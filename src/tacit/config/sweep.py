@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit.config.build import build_sampling
+from tacit.config.build import build_sampling, refuse_misfits
 from tacit.config.loading import load, override, read_values
 from tacit.config.methods import build_algorithm
 from tacit.config.schema import Config
@@ -147,7 +147,7 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
         try:
             for candidate in (point, *sweep.candidates(point)):
                 config = sweep.config(candidate)
-                build_algorithm(config.method.name, config.method.options)
+                refuse_misfits(config, build_algorithm(config.method.name, config.method.options))
         except UserError as error:
             raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
         if slug(point) in names:

@@ -230,6 +230,12 @@ def _arrays(
                 f"{columns.where(row)} has shape {x.shape}, and the first record {shape}; "
                 "make them equal" + (", or give a size" if meaning.image else "")
             )
+    for name, given in (("mean", meaning.mean), ("std", meaning.std)):
+        if given is not None and np.size(given) not in (1, shape[0]):
+            what = "channels" if meaning.image else "features"
+            raise UserError(
+                f"{name}: {np.size(given)} numbers for {shape[0]} {what}; give one, or one for each"
+            )
     kinds = {"classification": np.int64, "token-classification": np.int64}
     y = np.asarray(ys, kinds.get(meaning.task, np.float32))
     mean, std = meaning.mean, meaning.std
