@@ -101,6 +101,29 @@ def test_arrays_lists_and_torch_data_sets(config) -> None:
     assert listed.shape == (2,) and listed.label_names == ("no", "yes") and listed.test.y.tolist() == [1]
 
 
+def test_a_file_is_a_source_too(tmp_path) -> None:
+    import pandas
+
+    file = tmp_path / "my people.csv"
+    pandas.DataFrame(ROWS).to_csv(file, index=False)
+    ask = {"features": "age", "label": "job", "user": "who"}
+    for source in (file, str(file)):
+        assert np.array_equal(tacit.dataset(source, **ask).train.take(np.arange(9))["x"],
+                              tacit.dataset(ROWS, **ask).train.take(np.arange(9))["x"])  # fmt: skip
+    with pytest.raises(tacit.UserError, match="there are no records"):
+        tacit.dataset([], **ask)
+
+
+@pytest.mark.parametrize("network", ["logistic", "mlp"])
+def test_texts_are_refused_where_a_model_takes_numbers(config, network, tmp_path) -> None:
+    data = tacit.dataset(ROWS, text="note", label="job", tokenizer="bytes", name="notes")
+    settings = config(model=network)
+    with pytest.raises(
+        tacit.UserError, match=f"model: {network} takes numbers or pictures, .* notes are texts"
+    ):
+        tacit.run(settings, tmp_path / "run", dataset=data)
+
+
 def test_classes_of_a_datasets_object_keep_their_names() -> None:
     import datasets
 
@@ -477,6 +500,35 @@ def test_a_model_of_ones_own_is_exported_with_a_card(config, dataset) -> None:
     assert all(torch.equal(saved[name], value) for name, value in result.model.state_dict().items())
     card = Path("out/README.md").read_text()
     assert tacit.statement("run").summary() in card and "Not covered" in card and "load_file" in card
+    assert str(Path.cwd()) not in card, "it goes to other machines"
+
+
+@pytest.mark.parametrize("kind", ["features", "pixels"])
+def test_a_card_says_enough_to_judge_the_model_without_this_program(config, kind) -> None:
+    """Weights, and the inputs that the card tells of, give the accuracy that the run told of."""
+    from safetensors.torch import load_file
+
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 120)
+    mean, std = ((3.0, -1.0), (2.0, 4.0)) if kind == "features" else ((0.25,), (0.5,))
+    x = rng.normal(size=(120, 2)) + y[:, None] if kind == "features" else rng.integers(0, 255, (120, 1, 3, 3))
+    x = x.astype("float32" if kind == "features" else "uint8")
+    data = tacit.dataset((x, y), test=(x, y), mean=mean, std=std)
+    result = tacit.run(config(rounds=1, model={"name": "logistic"}), "run", dataset=data)
+    tacit.export("run", "out", dataset=data)
+    told = {
+        "features": "float32 [batch, 2], minus (3, -1), divided by (2, 4).",
+        "pixels": "float32 [batch, 1, 3, 3] of pixels ÷ 255, minus 0.25, divided by 0.5.",
+    }
+    assert told[kind] in Path("out/README.md").read_text()
+    weight, bias = load_file("out/model.safetensors").values()
+    if weight.ndim == 1:
+        weight, bias = bias, weight
+    fed = (
+        torch.from_numpy(x).float() / (255 if kind == "pixels" else 1) - torch.tensor(mean)
+    ) / torch.tensor(std)
+    guess = (fed.flatten(1) @ weight.T + bias).argmax(1)
+    assert float((guess == torch.from_numpy(y)).float().mean()) == pytest.approx(result.last("accuracy"))
 
 
 @pytest.mark.slow

@@ -220,12 +220,18 @@ def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Modul
             )
         return model
     try:
-        return models.build(section.name, *sizes, **section.options)
+        network = models.build(section.name, *sizes, **section.options)
     except (TypeError, ValueError, RuntimeError) as error:
         given = ", ".join(f"{key}: {value!r}" for key, value in section.options.items())
         raise UserError(
             f"model: {section.name} cannot be built with {given or 'its defaults'} ({error})"
         ) from None
+    if dataset.tokenizer is not None and not hasattr(network, "config"):  # transformers' have one
+        raise UserError(
+            f"model: {section.name} takes numbers or pictures, and the records of {dataset.name} are texts; "
+            "take a model of texts, such as {hub: minilm}"
+        )
+    return network
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:

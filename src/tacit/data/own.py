@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tacit.data.cells import Coding, coding_of, input_of, target_of, user_of
 from tacit.data.columns import Columns, Meaning, are_columns, columns_of, of_pair, pair_of, refuse_pair
 from tacit.data.dataset import Dataset
 from tacit.data.records import ArrayRecords, Records
+from tacit.data.table import Format, read_table
 from tacit.data.text import TextRecords, Texts
 from tacit.data.tokens import Tokenizer
 from tacit.data.words import WordRecords
@@ -38,7 +40,7 @@ def dataset(
     source: Any,
     *,
     test: Any = None,
-    features: Sequence[str] = (),
+    features: str | Sequence[str] = (),
     text: str | Sequence[str] = (),
     image: str | None = None,
     audio: str | None = None,
@@ -60,8 +62,8 @@ def dataset(
 
     Args:
         source: a pandas or polars DataFrame, a Hugging Face `datasets` object (or a dict of its splits), a
-            torch `Dataset` of pairs, a pair of arrays or lists (x, y), a list of rows as dicts, or a dict of
-            columns.
+            torch `Dataset` of pairs, a pair of arrays or lists (x, y), a list of rows as dicts, a dict of
+            columns, or the path of a csv, tsv, parquet, json or jsonl file.
         test: the same for testing; otherwise the source's own test split, or a tenth of the records.
         features: columns of numbers, together one vector a record.
         text: the column of texts, or two whose texts belong together; needs a `tokenizer`. For
@@ -90,8 +92,11 @@ def dataset(
         source = splits["train"] if "train" in splits else next(iter(splits.values()))
         test = test if test is not None else splits.get("test", splits.get("validation"))
     texts = (text,) if isinstance(text, str) else tuple(text)
+    source, test = (
+        read_table(Path(part), Format()) if isinstance(part, str | Path) else part for part in (source, test)
+    )
     meaning = Meaning(
-        tuple(features),
+        (features,) if isinstance(features, str) else tuple(features),
         texts,
         image,
         label,
