@@ -122,6 +122,9 @@ def test_bad_values(command, recipe: Path, arguments: list[str], message: str) -
         ("- 1\n", "a config is a mapping"),
         (GOOD.replace("  lr: 0.1\n", "  lr: -1\n"), "recipe.yaml, line 10: local.lr: must be greater than 0"),
         (GOOD.replace("cohort: 4\n", ""), "cohort: this key is missing"),
+        (GOOD.replace("cohort: 4\n", "cohorts: 4\n"), "cohorts: unknown key; did you mean 'cohort'?"),
+        (GOOD + "server: adam\n", "server: this is a section of keys, not 'adam'"),
+        (GOOD + "trackers: 3\n", "trackers: must be a list (got 3)"),
         (GOOD.replace("kind: dirichlet, ", ""), "data.partition: this section needs a `kind`"),
     ],
 )  # fmt: skip

@@ -106,6 +106,29 @@ def test_arrays_lists_and_torch_data_sets(config) -> None:
     assert listed.shape == (2,) and listed.label_names == ("no", "yes") and listed.test.y.tolist() == [1]
 
 
+def test_a_file_is_a_source_too(tmp_path) -> None:
+    import pandas
+
+    file = tmp_path / "my people.csv"
+    pandas.DataFrame(ROWS).to_csv(file, index=False)
+    ask = {"features": "age", "label": "job", "user": "who"}
+    for source in (file, str(file)):
+        assert np.array_equal(tacit.dataset(source, **ask).train.take(np.arange(9))["x"],
+                              tacit.dataset(ROWS, **ask).train.take(np.arange(9))["x"])  # fmt: skip
+    with pytest.raises(tacit.UserError, match="there are no records"):
+        tacit.dataset([], **ask)
+
+
+@pytest.mark.parametrize("network", ["logistic", "mlp"])
+def test_texts_are_refused_where_a_model_takes_numbers(config, network, tmp_path) -> None:
+    data = tacit.dataset(ROWS, text="note", label="job", tokenizer="bytes", name="notes")
+    settings = config(model=network)
+    with pytest.raises(
+        tacit.UserError, match=f"model: {network} takes numbers or pictures, .* notes are texts"
+    ):
+        tacit.run(settings, tmp_path / "run", dataset=data)
+
+
 def test_classes_of_a_datasets_object_keep_their_names() -> None:
     import datasets
 
@@ -144,6 +167,8 @@ def test_mistakes_are_named(options, message) -> None:
         ({"job": None}, r"row 7: column 'job' is missing"),
         ({"who": None}, r"row 7: column 'who' is missing; whose record"),
         ({"job": 3}, "holds both numbers and words"),
+        ({"age": 1e60}, r"row 7: column 'age' is 1e\+60, not a finite number that float32 holds"),
+        ({"age": "2024-09-16"}, r"row 7: column 'age' is '2024-09-16', not a number; .*on_bad: skip"),
     ],
 )
 def test_a_bad_row_is_named_or_skipped(row, message) -> None:
@@ -154,6 +179,36 @@ def test_a_bad_row_is_named_or_skipped(row, message) -> None:
     if "both" not in message:
         data = tacit.dataset(rows, on_bad="skip", **ask)
         assert len(data.train) == 59 and "1 bad rows left out" in data.origin
+
+
+@pytest.mark.parametrize("value", [1e60, -1e39, float("inf")])
+def test_no_number_becomes_infinite_on_its_way_to_float32(value: float) -> None:
+    """It would be trained on: float64 holds it, so a check before the cast lets it through."""
+    x = np.ones((20, 3))
+    x[4, 1] = value
+    with pytest.raises(tacit.UserError, match=r"row 4: place \(1,\) .* float32 holds"):
+        tacit.dataset((x, np.arange(20) % 2), test=(x, np.arange(20) % 2))
+    with pytest.raises(tacit.UserError, match="float32 holds"):
+        tacit.dataset((np.ones((20, 3)), np.full(20, value)), task="regression")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (lambda n: n, "'y' has 54 different values in 54 training records, which are no classes"),
+        (lambda n: "yes", "'y' is 'yes' in every training record, so there is nothing to learn"),
+        (lambda n: ("no", "yes", " yes")[n % 3], "' yes' and 'yes', which differ in spaces alone"),
+    ],
+)
+def test_a_label_that_cannot_be_one_is_named(labels, message) -> None:
+    rows = [{"age": n, "y": labels(n)} for n in range(60)]
+    with pytest.raises(tacit.UserError, match=message):
+        tacit.dataset(rows, features=["age"], label="y")
+
+
+def test_classes_that_are_named_may_all_but_one_be_missing() -> None:
+    rows = [{"age": n, "y": "yes"} for n in range(60)]
+    assert tacit.dataset(rows, features=["age"], label="y", classes=["no", "yes"]).classes == 2
 
 
 def test_a_class_that_was_never_trained_is_named() -> None:
@@ -257,6 +312,30 @@ def test_a_table_is_read_as_declared(tmp_path) -> None:
     assert columns.where(2) == f"{file}, line 4"
 
 
+def test_two_columns_of_one_name_are_not_taken_for_one(tmp_path) -> None:
+    file = tmp_path / "people.csv"
+    file.write_text("age,name,age\n1,a,2\n")
+    with pytest.raises(tacit.UserError, match=r"people.csv, line 1: two columns are called 'age'"):
+        read_table(file, Format())
+
+
+def test_what_kind_of_file_it_is_need_not_be_guessed_from_a_message(tmp_path) -> None:
+    file = tmp_path / "my people.csv"
+    with pytest.raises(tacit.UserError, match=r"there is no .*my people\.csv"):
+        read_table(file, Format())
+    file.write_bytes("âge;name\n1;a\n".encode("latin-1"))
+    with pytest.raises(tacit.UserError, match=r"set data\.encoding, for example to latin-1"):
+        read_table(file, Format())
+    with pytest.raises(tacit.UserError, match=r"people\.csv, line 1: .*; set data\.delimiter to ';'"):
+        read_table(file, Format(encoding="latin-1"))
+
+
+@pytest.mark.parametrize("statistics", [{"mean": (1.0, 2.0)}, {"mean": 1.0, "std": (1.0, 1.0, 1.0)}])
+def test_constants_are_as_many_as_the_features(statistics) -> None:
+    with pytest.raises(tacit.UserError, match="numbers for 1 features; give one, or one for each"):
+        tacit.dataset(ROWS, features=["age"], label="job", **statistics)
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "json", "jsonl", "parquet"])
 def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind) -> None:
     import pandas
@@ -314,6 +393,23 @@ def test_a_table_by_name_in_a_config(command) -> None:
     assert code == 2 and "people.csv, line 5: 2 values where the first line names 5 columns" in err
     code, _, err = command("run", "c.yaml", "--set", "data.encoding=nonsense")
     assert code == 2 and "nonsense" in err
+
+
+def test_a_file_of_numbers_is_a_table_whatever_it_is_called(command) -> None:
+    import pandas
+
+    pandas.DataFrame(ROWS).to_csv("people.csv", index=False, sep=";")
+    plain = TABLE.replace("delimiter", "# delimiter")
+    assert "name: table" in plain
+    Path("c.yaml").write_text(plain.replace("name: table", 'name: csv\n  delimiter: ";"'))
+    code, out, err = command("data", "c.yaml")
+    assert code == 0 and "tailor" in out and not err
+    code, _, err = command("data", "c.yaml", "--set", "data.features=age", "--set", "data.partition=natural")
+    assert code == 0, err
+    code, _, err = command(
+        "data", "c.yaml", "--set", "data.name=fashion-mnist-slice", "--set", "data.path=null"
+    )
+    assert code == 2 and "data.features: it is of a table, which fashion-mnist-slice is not" in err
 
 
 # --- by import path -----------------------------------------------------------------------------------------
@@ -409,6 +505,35 @@ def test_a_model_of_ones_own_is_exported_with_a_card(config, dataset) -> None:
     assert all(torch.equal(saved[name], value) for name, value in result.model.state_dict().items())
     card = Path("out/README.md").read_text()
     assert tacit.statement("run").summary() in card and "Not covered" in card and "load_file" in card
+    assert str(Path.cwd()) not in card, "it goes to other machines"
+
+
+@pytest.mark.parametrize("kind", ["features", "pixels"])
+def test_a_card_says_enough_to_judge_the_model_without_this_program(config, kind) -> None:
+    """Weights, and the inputs that the card tells of, give the accuracy that the run told of."""
+    from safetensors.torch import load_file
+
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 120)
+    mean, std = ((3.0, -1.0), (2.0, 4.0)) if kind == "features" else ((0.25,), (0.5,))
+    x = rng.normal(size=(120, 2)) + y[:, None] if kind == "features" else rng.integers(0, 255, (120, 1, 3, 3))
+    x = x.astype("float32" if kind == "features" else "uint8")
+    data = tacit.dataset((x, y), test=(x, y), mean=mean, std=std)
+    result = tacit.run(config(rounds=1, model={"name": "logistic"}), "run", dataset=data)
+    tacit.export("run", "out", dataset=data)
+    told = {
+        "features": "float32 [batch, 2], minus (3, -1), divided by (2, 4).",
+        "pixels": "float32 [batch, 1, 3, 3] of pixels ÷ 255, minus 0.25, divided by 0.5.",
+    }
+    assert told[kind] in Path("out/README.md").read_text()
+    weight, bias = load_file("out/model.safetensors").values()
+    if weight.ndim == 1:
+        weight, bias = bias, weight
+    fed = (
+        torch.from_numpy(x).float() / (255 if kind == "pixels" else 1) - torch.tensor(mean)
+    ) / torch.tensor(std)
+    guess = (fed.flatten(1) @ weight.T + bias).argmax(1)
+    assert float((guess == torch.from_numpy(y)).float().mean()) == pytest.approx(result.last("accuracy"))
 
 
 @pytest.mark.slow

@@ -142,3 +142,11 @@ def test_numbers() -> None:
     assert numbers("1_000, 2e3", "cohort", whole=True) == [1000, 2000]
     with pytest.raises(UserError, match="whole number"):
         numbers("inf", "cohort", whole=True)
+
+
+@pytest.mark.parametrize("text", ["300,000", "2,000", "1,050,000"])
+def test_a_comma_among_thousands_is_no_list(text: str) -> None:
+    """As a list, 2,000 of 300,000 would be 2 of 300: an ε that looks right and is another's."""
+    with pytest.raises(UserError, match=f"write {text.replace(',', '')}$"):
+        numbers(text, "population", whole=True)
+    assert numbers("100,200", "rounds", whole=True) == [100, 200]

@@ -91,6 +91,7 @@ def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> N
         ("{method: fedavg}", "{method: fedavgg}", "sweep point method=fedavgg"),
         ("  validation: 0.2\n", "", "set data.validation"),
         ("local.lr: [0.0001, 0.1, 1.0e+30]", "local.lr: [0.0001, -1]", "local.lr: must be greater than 0"),
+        ("{method: fedavg}", "{method: adadps}", "data.public: adadps needs public records"),
     ],
 )
 def test_every_point_is_checked_before_the_first_run(

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from tacit.algorithms import Algorithm
@@ -13,7 +14,7 @@ from tacit.api.folders import recorded_config
 from tacit.config import Config
 from tacit.config.build import build_base, build_dataset, build_model
 from tacit.config.methods import build_algorithm
-from tacit.data import Dataset
+from tacit.data import ArrayRecords, Dataset
 from tacit.errors import UserError
 from tacit.federation.checkpoint import load_model
 from tacit.federation.files import write_atomically
@@ -115,13 +116,29 @@ def export(
         # would know that it was trained on, and names are names.
         if (folder / STATEMENT).exists():
             shutil.copyfile(folder / STATEMENT, partial / STATEMENT)
-        text = card(run, said, dataset.label_names, how_to, config.model.hub)
+        text = card(run, said, dataset.label_names, how_to, config.model.hub, _inputs(dataset))
         write_atomically(partial / "README.md", text)
         partial.rename(into)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(f"{into}: the model cannot be saved ({error.strerror or error})") from None
     return algorithm.personal_part
+
+
+def _inputs(dataset: Dataset) -> str:
+    """What the model was fed: without it, its weights are of little use to anybody else."""
+    if dataset.tokenizer is not None:
+        return f"It reads texts as tokens, at most {dataset.shape[0]:,} of them."
+    records = dataset.train
+    if not isinstance(records, ArrayRecords) or records.x.dtype.kind not in "fu":
+        return ""
+    said = f"It takes float32 [batch, {', '.join(map(str, dataset.shape))}]"
+    said += " of pixels ÷ 255" if records.x.dtype == np.uint8 else ""
+    for how, given in (("minus", records.mean), ("divided by", records.std)):
+        numbers = np.ravel(given).tolist() if given is not None else []
+        told = ", ".join(f"{number:g}" for number in numbers)
+        said += f", {how} {told if len(numbers) == 1 else f'({told})'}" if numbers else ""
+    return f"{said}."
 
 
 def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, partial: Path, into: Path) -> str:

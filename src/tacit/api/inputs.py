@@ -36,7 +36,7 @@ def dataset(source: Any, *, tokenizer: str | Tokenizer | None = None, **columns:
 
     Args:
         source: a pandas or polars DataFrame, a Hugging Face `datasets` object, a torch `Dataset`, a pair of
-            arrays (x, y), a list of rows or a dict of columns.
+            arrays (x, y), a list of rows, a dict of columns, or the path of a csv, parquet or json file.
         tokenizer: `bytes`, a folder, a name on the hub, or an object.
         columns: which columns are what (`text`, `label`, `user`, …), and further options.
 

@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs or of sweeps.")],
-    picture: Annotated[Path | None, typer.Option(help="Also draw the curves here (.png, .svg).")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw the curves here (.png, .svg, .pdf).")
+    ] = None,
     metric: Annotated[
         str | None, typer.Option(help="What the picture shows; by default what the runs are judged by.")
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option("--against", metavar="LABEL", help="Also each row's difference from this one."),
+        typer.Option(
+            "--against",
+            metavar="LABEL",
+            help="Also each row's difference from this one (its label, or how it begins).",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
@@ -45,7 +51,10 @@ def compare(
     from tacit.report.picture import curves
 
     table = rows(find_runs(runs))
-    paired = against(table, find_row(table, reference)) if reference is not None else {}
+    paired = {}
+    if reference is not None:
+        base = find_row(table, reference)
+        paired, reference = against(table, base), base.label
     if picture is not None:
         curves(table, metric or judged_by(table).name, picture)
     if as_json:
@@ -92,10 +101,9 @@ def comparison(table: list[Row]) -> Table:
         cells = [f"{escape(row.label)}\n[dim]{escape(row.place)}[/dim]", str(len(row.runs)), row.rounds]
         cells += [_number(spread, len(row.runs), 100 if metric.share else 1) for spread in numbers]
         if private:
-            epsilon = row.last("epsilon")
-            cells += ["–" if epsilon is None else rounded_up(epsilon.mean), _protected(row)]
+            cells += ["–" if row.epsilon is None else rounded_up(row.epsilon), _protected(row)]
         moved = row.total("bytes_up") + row.total("bytes_down")
-        shown.add_row(*cells, f"{moved / 1e6:.0f}", f"{row.total('seconds'):.3g}")
+        shown.add_row(*cells, _three_digits(moved / 1e6), _three_digits(row.total("seconds")))
     return shown
 
 
@@ -137,6 +145,15 @@ def remarks(table: list[Row]) -> list[str]:
 def _protected(row: Row) -> str:
     name = {"client": "client", "example": "record"}.get(row.runs[0].unit or "", "")
     return f"{name}, simulated" if name and row.runs[0].simulated else name
+
+
+def _three_digits(value: float) -> str:
+    """A size in few characters, and never as a power of ten.
+
+    >>> _three_digits(0.0504), _three_digits(42.71), _three_digits(12345.6)
+    ('0.0504', '42.7', '12,346')
+    """
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def _number(spread: Spread | None, runs: int, scale: float) -> str:

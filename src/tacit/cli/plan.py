@@ -196,7 +196,8 @@ def plan(
         )
         if any(value is not None for value in others) or axes or at or table or compare_closed_form:
             raise UserError(
-                "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, one number each"
+                "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, one number each; "
+                "leave the others out"
             )
         fleet = (one.get("population"), one.get("cohort"), one.get("rounds"))
         show_fleet(mechanism, *fleet, delta, one.get("epsilon"), as_json)

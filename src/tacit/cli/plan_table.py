@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -43,7 +44,12 @@ def numbers(text: str, name: str, whole: bool = False) -> list[Any]:
     [1000, 5000]
     """
     found: list[Any] = []
-    for part in text.split(","):
+    for n, part in enumerate(text.split(",")):
+        if n and re.fullmatch(
+            "0[0-9]{2}", part
+        ):  # taken for a list, 300,000 would be plans for 300 and for 0
+            meant = text.replace(",", "")
+            raise UserError(f"--{name} {text}: commas stand between several numbers; write {meant}")
         try:
             value = float(part.strip().replace("_", ""))
         except ValueError:

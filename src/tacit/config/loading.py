@@ -31,6 +31,8 @@ Key = tuple[str | int, ...]
 BASE = "base"
 SHORT = {"cohort": "size", "clip": "bound"}
 """Sections that a bare number stands for, and the key it is the value of."""
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+"""What pydantic calls a key that a model, or a dataclass, does not have."""
 LONGEST, MOST_NODES, DEEPEST = 2_000_000, 100_000, 50
 """Characters, values and depth of the largest config: far beyond any that is meant."""
 
@@ -256,7 +258,8 @@ def _explain(
     error: ValidationError, values: dict[str, Any], places: dict[Key, str], where: str, overridden: set[str]
 ) -> str:
     problems = error.errors(include_url=False)
-    first = problems[0]
+    # A key that is missing was often misspelt: that it is unknown says more.
+    first = next((problem for problem in problems if problem["type"] in UNKNOWN), problems[0])
     key = _visible(first["loc"], values)
     dotted = _dotted(key)
     from_flag = any(
@@ -271,7 +274,7 @@ def _explain(
 def _reason(problem: Any) -> str:
     kind, loc, ctx = problem["type"], problem["loc"], problem.get("ctx", {})
     given = problem.get("input")
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
+    if kind in UNKNOWN:
         return "unknown key" + _nearest(str(loc[-1]), _fields_at(loc[:-1]))
     if kind == "missing":
         return "this key is missing"
@@ -286,10 +289,12 @@ def _reason(problem: Any) -> str:
     if kind == "value_error":
         told = str(ctx.get("error", problem["msg"]))
         return told if len(told) <= 1000 else f"{told[:999]}…"
+    if kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
+        return f"this is a section of keys, not {_short(given)}"
     message: str = problem["msg"][0].lower() + problem["msg"][1:]
     plain = isinstance(given, str | int | float | bool) or given is None
     shown = f" (got {_short(given)})" if plain else ""
-    return message.replace("input should be", "must be") + shown
+    return message.replace("input should be", "must be").replace("valid tuple", "list") + shown
 
 
 def _short(value: Any) -> str:

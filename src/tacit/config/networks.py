@@ -73,12 +73,18 @@ def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Modul
             )
         return model
     try:
-        return models.build(section.name, *sizes, **section.options)
+        network = models.build(section.name, *sizes, **section.options)
     except (TypeError, ValueError, RuntimeError) as error:
         given = ", ".join(f"{key}: {value!r}" for key, value in section.options.items())
         raise UserError(
             f"model: {section.name} cannot be built with {given or 'its defaults'} ({error})"
         ) from None
+    if dataset.tokenizer is not None and not hasattr(network, "config"):  # transformers' have one
+        raise UserError(
+            f"model: {section.name} takes numbers or pictures, and the records of {dataset.name} are texts; "
+            "take a model of texts, such as {hub: minilm}"
+        )
+    return network
 
 
 def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str, Any] | str:
@@ -94,7 +100,15 @@ def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str
 def refuse_tokens(model: nn.Module, dataset: Dataset) -> None:
     """A model whose tables are too small would fail at the first rare token, or at the first long text."""
     config = getattr(model, "config", None)
-    if dataset.tokenizer is None or config is None:
+    if config is None:
+        return
+    if dataset.tokenizer is None:
+        numbers = dataset.task == "classification" and len(dataset.shape) == 1
+        if numbers and getattr(config, "vocab_size", None) is not None:
+            raise UserError(
+                f"model: it reads tokens of texts, and the records of {dataset.name} are "
+                f"{dataset.shape[0]} numbers each; take mlp or logistic, or name a column of texts"
+            )
         return
     known, wanted = getattr(config, "vocab_size", None), dataset.tokenizer.vocabulary
     if known is not None and known < wanted:

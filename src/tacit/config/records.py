@@ -11,13 +11,19 @@ from tacit.config.schema import Config
 from tacit.data import Dataset, TextRecords, Tokenizer
 from tacit.data.augment import Augment
 from tacit.data.columns import Meaning
-from tacit.data.dataset import TABLE
+from tacit.data.dataset import FILES, TABLE
 from tacit.data.own import TASKS, from_columns
 from tacit.data.table import Format, read_table
 from tacit.data.tokens import BYTES, Bytes, from_folder
 from tacit.errors import UserError
 from tacit.models.weights import locate
 from tacit.section import IMPORT
+
+OF_TABLES = (
+    "features", "audio", "seconds", "language", "test",
+    "delimiter", "encoding", "missing", "on_bad", "classes",
+)  # fmt: skip
+"""Keys of the data section that only a table heeds; a csv, parquet or json file that has one is a table."""
 
 
 def build_dataset(config: Config) -> Dataset:
@@ -30,8 +36,11 @@ def build_dataset(config: Config) -> Dataset:
                 f"data.import: {section.name} gives a {type(found).__name__}, not a tacit.Dataset"
             )
         return found
-    if section.name == TABLE:
+    stated = [key for key in OF_TABLES if getattr(section, key) != type(section).model_fields[key].default]
+    if section.name == TABLE or (section.name in FILES and stated):
         return _table(config)
+    if stated:
+        raise UserError(f"data.{stated[0]}: it is of a table, which {section.name} is not; leave it out")
     texts = data.has_texts(section.name, section.text)
     found = data.load(
         section.name,

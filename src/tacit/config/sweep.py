@@ -37,6 +37,7 @@ from typing import Any
 
 from tacit.config.loading import load, override, read_values
 from tacit.config.methods import build_algorithm
+from tacit.config.misfits import refuse_misfits
 from tacit.config.parts import build_sampling
 from tacit.config.schema import Config
 from tacit.errors import UserError
@@ -147,7 +148,7 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
         try:
             for candidate in (point, *sweep.candidates(point)):
                 config = sweep.config(candidate)
-                build_algorithm(config.method.name, config.method.options)
+                refuse_misfits(config, build_algorithm(config.method.name, config.method.options))
         except UserError as error:
             raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
         if slug(point) in names:

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from tacit.data.columns import Columns, Meaning
 from tacit.errors import UserError
 
+LARGEST = float(np.finfo(np.float32).max)
+SKIP = "leave such rows out (on_bad: skip)"
+
 
 @dataclass(frozen=True)
 class Coding:
@@ -69,7 +72,31 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
         raise UserError(
             f"label: column {meaning.label!r} holds both numbers and words; make them all one kind"
         )
+    _refuse_no_classes(columns, meaning, known)
     return _coded(sorted(known), meaning.classes)
+
+
+def _refuse_no_classes(columns: Columns, meaning: Meaning, known: set[Any]) -> None:
+    """A column of numbers or names of which each record has its own, or all have the same, is no class."""
+    if meaning.task != "classification" or meaning.classes:
+        return
+    where = f"label: column {meaning.label!r}"
+    if len(known) > 10 and 2 * len(known) > len(columns):
+        raise UserError(
+            f"{where} has {len(known):,} different values in {len(columns):,} training records, which are no "
+            "classes; name another column, set task: regression for numbers, or name the classes (classes)"
+        )
+    if len(known) == 1 and len(columns) > 1:
+        raise UserError(
+            f"{where} is {next(iter(known))!r} in every training record, so there is nothing to learn; name "
+            "another column, or all classes that there may be (classes)"
+        )
+    bare: dict[str, str] = {}
+    for name in sorted(v for v in known if isinstance(v, str)):
+        if (other := bare.setdefault(name.strip(), name)) != name:
+            raise UserError(
+                f"{where} holds {other!r} and {name!r}, which differ in spaces alone; make them one"
+            )
 
 
 def _coded(found: Sequence[Any], classes: tuple[str, ...]) -> Coding:
@@ -121,13 +148,14 @@ def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
             raise UserError(f"features: {columns.where(row)} holds {found.dtype}, not numbers")
         if found.dtype.kind in "iub" and meaning.task == "token-classification":
             return found.astype(np.int64)
-        found = found.astype(np.float32)
-        if not np.isfinite(found).all():
-            place = tuple(int(i) for i in np.argwhere(~np.isfinite(found))[0])
+        odd = ~(np.abs(found.astype(np.float64)) <= LARGEST)
+        if odd.any():
+            place = tuple(int(i) for i in np.argwhere(odd)[0])
             raise UserError(
-                f"features: {columns.where(row)}: place {place} is {found[place]}, not a finite number"
+                f"features: {columns.where(row)}: place {place} is {found[place]}, not a finite number that "
+                f"float32 holds; mend it, or {SKIP}"
             )
-        return found
+        return found.astype(np.float32)
     numbers = []
     for name, value in zip(meaning.features, values, strict=True):
         try:
@@ -135,12 +163,13 @@ def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
         except (TypeError, ValueError):
             what = "missing" if value is None else f"{value!r}, not a number"
             raise UserError(
-                f"features: {columns.where(row)}: column {name!r} is {what}; mend it, or skip"
+                f"features: {columns.where(row)}: column {name!r} is {what}; mend it (features are numbers: "
+                f"a date as days, a category as columns of 0 and 1), or {SKIP}"
             ) from None
-        if not math.isfinite(numbers[-1]):
+        if not abs(numbers[-1]) <= LARGEST:
             raise UserError(
-                f"features: {columns.where(row)}: column {name!r} is {numbers[-1]}, not a finite number; "
-                "mend it, or skip such rows (on_bad: skip)"
+                f"features: {columns.where(row)}: column {name!r} is {numbers[-1]}, not a finite number that "
+                f"float32 holds; mend it, or {SKIP}"
             )
     return np.asarray(numbers, np.float32)
 
@@ -173,12 +202,14 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
             raise UserError(f"label: {columns.where(row)}: {error}") from None
     if meaning.task == "regression":
         try:
-            number = np.asarray(value, np.float32)
+            number = np.asarray(value, np.float64)
         except (TypeError, ValueError):
             raise UserError(f"label: {columns.where(row)}: {value!r} is not a number") from None
-        if not np.isfinite(number).all():
-            raise UserError(f"label: {columns.where(row)}: {value!r} is not a finite number")
-        return number
+        if not (np.abs(number) <= LARGEST).all():
+            raise UserError(
+                f"label: {columns.where(row)}: {value!r} is not a finite number that float32 holds"
+            )
+        return number.astype(np.float32)
     if meaning.task == "token-classification":
         tags = [_code(coding, str(v), columns, row) for v in value] if coding.codes else value
         found = np.asarray(tags, np.int64)
@@ -269,10 +300,9 @@ def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:
             found = found.transpose(2, 0, 1)
         if found.dtype == np.uint8:
             return found
-        found = found.astype(np.float32)
-        if not np.isfinite(found).all():
-            raise UserError(f"image: {where} holds values that are not finite numbers")
-        return found
+        if not (np.abs(found.astype(np.float64)) <= LARGEST).all():
+            raise UserError(f"image: {where} holds values that are not finite numbers that float32 holds")
+        return found.astype(np.float32)
     try:
         if isinstance(value, Mapping):  # as `datasets` keeps undecoded pictures
             value = io.BytesIO(value["bytes"]) if value.get("bytes") else value["path"]

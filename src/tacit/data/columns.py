@@ -68,12 +68,14 @@ def columns_of(source: Any, what: str) -> Columns:
         return _checked({str(name): source[name].to_list() for name in source.columns}, what)
     if hasattr(source, "column_names") and hasattr(source, "features"):
         return _checked({name: _named_classes(source, name) for name in source.column_names}, what)
-    if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
+    if isinstance(source, list | tuple) and not source:
+        raise UserError(f"{what}: there are no records in it")
+    if isinstance(source, Sequence) and all(isinstance(row, Mapping) for row in source):
         names = list(dict.fromkeys(key for row in source for key in row))
         return _checked({str(n): [row.get(n) for row in source] for n in names}, what)
     raise UserError(
         f"{what}: a {type(source).__name__} is not known as data; give a DataFrame, a datasets object, a "
-        "torch Dataset, a pair (x, y), a list of rows as dicts, or a dict of columns"
+        "torch Dataset, a pair (x, y), a list of rows as dicts, a dict of columns, or a file's path"
     )
 
 

@@ -162,6 +162,8 @@ def _from_files(source: Source, scratch: str) -> Any:
     import datasets
 
     where, kind = Path(source.where), source.kind
+    hidden = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
     try:
         if kind == ROWS:
             return datasets.load_dataset(str(where), cache_dir=scratch)
@@ -170,6 +172,9 @@ def _from_files(source: Source, scratch: str) -> Any:
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
         what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
         raise UserError(f"{where} cannot be read as {what} ({first_line(error)})") from None
+    finally:
+        if not hidden:
+            datasets.enable_progress_bars()
 
 
 def _train_and_test(splits: Any, train: Any, columns: ColumnNames) -> tuple[Any, Any]:
@@ -200,7 +205,7 @@ def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
             return typed[0] if len(typed) == 1 else named[0]
         raise UserError(
             f"which column holds the {what}? Name one of {', '.join(kinds)} as `{what}`"
-            + (", or as `text` if there are no pictures" if what == "image" else "")
+            + (", as `text`, or (of a table) numbers as `features`" if what == "image" else "")
         )
 
     image, label = columns.image, columns.label

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tacit.data.columns import Columns, Meaning, are_columns, columns_of, of_pai
 from tacit.data.dataset import Dataset
 from tacit.data.partition import set_aside
 from tacit.data.records import ArrayRecords, Records
+from tacit.data.table import Format, read_table
 from tacit.data.text import TextRecords, Texts
 from tacit.data.tokens import Tokenizer
 from tacit.data.words import WordRecords
@@ -39,7 +41,7 @@ def dataset(
     source: Any,
     *,
     test: Any = None,
-    features: Sequence[str] = (),
+    features: str | Sequence[str] = (),
     text: str | Sequence[str] = (),
     image: str | None = None,
     audio: str | None = None,
@@ -61,8 +63,8 @@ def dataset(
 
     Args:
         source: a pandas or polars DataFrame, a Hugging Face `datasets` object (or a dict of its splits), a
-            torch `Dataset` of pairs, a pair of arrays or lists (x, y), a list of rows as dicts, or a dict of
-            columns.
+            torch `Dataset` of pairs, a pair of arrays or lists (x, y), a list of rows as dicts, a dict of
+            columns, or the path of a csv, tsv, parquet, json or jsonl file.
         test: the same for testing; otherwise the source's own test split, or a tenth of each user's records.
         features: columns of numbers, together one vector a record.
         text: the column of texts, or two whose texts belong together; needs a `tokenizer`. For
@@ -91,8 +93,11 @@ def dataset(
         source = splits["train"] if "train" in splits else next(iter(splits.values()))
         test = test if test is not None else splits.get("test", splits.get("validation"))
     texts = (text,) if isinstance(text, str) else tuple(text)
+    source, test = (
+        read_table(Path(part), Format()) if isinstance(part, str | Path) else part for part in (source, test)
+    )
     meaning = Meaning(
-        tuple(features),
+        (features,) if isinstance(features, str) else tuple(features),
         texts,
         image,
         label,
@@ -230,6 +235,12 @@ def _arrays(
             raise UserError(
                 f"{columns.where(row)} has shape {x.shape}, and the first record {shape}; "
                 "make them equal" + (", or give a size" if meaning.image else "")
+            )
+    for name, given in (("mean", meaning.mean), ("std", meaning.std)):
+        if given is not None and np.size(given) not in (1, shape[0]):
+            what = "channels" if meaning.image else "features"
+            raise UserError(
+                f"{name}: {np.size(given)} numbers for {shape[0]} {what}; give one, or one for each"
             )
     kinds = {"classification": np.int64, "token-classification": np.int64}
     y = np.asarray(ys, kinds.get(meaning.task, np.float32))

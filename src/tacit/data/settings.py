@@ -137,7 +137,12 @@ class Data(Section):
     def _imported(cls, value: Any) -> Any:
         return as_name(value)
 
-    @field_validator("text", mode="before")
+    @field_validator("partition", mode="before")
+    @classmethod
+    def _bare_kind(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("text", "features", "missing", mode="before")
     @classmethod
     def _bare_column(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value

@@ -16,6 +16,9 @@ from tacit.data.columns import Columns
 from tacit.errors import UserError
 from tacit.reading import from_json
 
+SEPARATORS = ";\t|,"
+"""What may stand between two cells of a csv file, apart from what was said to."""
+
 
 @dataclass(frozen=True)
 class Format:
@@ -31,7 +34,11 @@ def read_table(path: Path, format: Format) -> Columns:
     """The rows of a csv, tsv, parquet, json or jsonl file, or of all such files in a folder."""
     path = path.expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _READERS) if path.is_dir() else [path]
-    if not path.exists() or not files:
+    if not path.exists():
+        raise UserError(
+            f"data.path: there is no {path}; paths are from the folder that the command is run in"
+        )
+    if not files:
         raise UserError(f"data.path: {path} holds no table; give a csv, tsv, parquet, json or jsonl file")
     rows: list[dict[str, Any]] = []
     places: list[str] = []
@@ -46,7 +53,8 @@ def read_table(path: Path, format: Format) -> Columns:
         except (OSError, UnicodeError, LookupError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise UserError(
-                f"data.path: {file} cannot be read as {format.encoding} text ({reason})"
+                f"data.path: {file} cannot be read as {format.encoding} text ({reason}); set data.encoding, "
+                "for example to latin-1 or utf-16"
             ) from None
     names = list(dict.fromkeys(key for row in rows for key in row))
     return Columns({name: [row.get(name) for row in rows] for name in names}, lambda row: places[row])
@@ -61,6 +69,14 @@ def _csv(file: Path, format: Format) -> Iterable[tuple[str, dict[str, Any]]]:
             if header is None:
                 raise UserError(f"{file} is empty; its first line names the columns")
             header = [name.removeprefix("\ufeff") for name in header]
+            for other in SEPARATORS if len(header) == 1 else "":
+                if other in header[0]:
+                    raise UserError(
+                        f"{file}, line 1: one column is called {header[0]!r}; set data.delimiter to {other!r}"
+                    )
+            for name in header:
+                if header.count(name) > 1:
+                    raise UserError(f"{file}, line 1: two columns are called {name!r}; rename one of them")
             for cells in reader:
                 if not cells:
                     continue

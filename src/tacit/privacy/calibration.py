@@ -45,7 +45,8 @@ def solve_times(event: Event, epsilon: float, delta: float) -> int:
     over = _solve(lambda times, bound: bound({event: times}, delta) > epsilon, 1, MOST_TIMES, guess=1)
     if over == 1:
         raise UserError(
-            f"one round costs more than ε = {epsilon:g} ({event}); raise the noise or lower the rate"
+            f"one round costs more than ε = {epsilon:g}, namely {cost(event, 1, delta).value:.3g}; raise the "
+            "noise or lower the rate"
         )
     return MOST_TIMES if over is None else over - 1
 

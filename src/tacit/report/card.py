@@ -9,7 +9,9 @@ from tacit.privacy.statement import Statement
 from tacit.report.compare import Run, judged_by, rows
 
 
-def card(run: Run, statement: Statement | None, labels: Sequence[str], loading: str, base: str | None) -> str:
+def card(
+    run: Run, statement: Statement | None, labels: Sequence[str], loading: str, base: str | None, inputs: str
+) -> str:
     """README.md of an export. Metrics of the test set are exact, and outside of the guarantee."""
     table = rows([run])
     metric = judged_by(table)
@@ -26,7 +28,8 @@ def card(run: Run, statement: Statement | None, labels: Sequence[str], loading: 
         *head, "---", "", f"# {run.config.get('name', run.folder.name)}", "",
         f"{network or 'A transformers model'}, trained with {method} on {data.get('name')}.{score}",
         "" if run.finished else f"\nThe run was not finished: {run.rounds_done:,} of {run.planned:,} rounds.",
-        "", "## Loading", "", "```python", loading, "```", "", "## Privacy", "",
+        "", "## Loading", "", "```python", loading, "```", *(["", inputs] if inputs else []),
+        "", "## Privacy", "",
     ]  # fmt: skip
     if statement is None:
         lines.append("No differential privacy: the model may show anything about the data it was trained on.")
@@ -38,8 +41,8 @@ def card(run: Run, statement: Statement | None, labels: Sequence[str], loading: 
 
 
 def loading(kind: str, folder: Path, module: str | None = None) -> str:
-    """Python that loads an export of a kind."""
-    place = repr(str(folder))
+    """Python that loads an export of a kind, from the folder above it: a card goes to other machines."""
+    place = repr(folder.name)
     if kind == "transformers":
         return f"from transformers import {module}\n\nmodel = {module}.from_pretrained({place})"
     if kind == "peft" and module is not None:

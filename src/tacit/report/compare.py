@@ -6,8 +6,10 @@ it was trained on; runs of equal settings and equal seeds are never taken for tw
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +120,11 @@ class Row:
             if (series := run.series(metric))
         }
 
+    @property
+    def epsilon(self) -> float | None:
+        """The ε that holds for each of its runs: the largest of theirs."""
+        return max((series[-1][1] for run in self.runs if (series := run.series("epsilon"))), default=None)
+
     def best(self, metric: Headline) -> Spread | None:
         """The metric's best value in each run."""
         found = [series for run in self.runs if (series := run.series(metric.name))]
@@ -156,17 +163,23 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Where its runs are.
+        """Where its runs are, as a shell would write it.
 
-        >>> runs = [Run(Path("runs/sweep") / name, {}, []) for name in "ab"]
+        >>> runs = [Run(Path("runs/sweep") / f"lr=0.1,seed={seed}", {}, []) for seed in (9, 10)]
         >>> Row("", tuple(runs)).place, Row("", (runs[0],)).place
-        ('runs/sweep/{a,b}', 'runs/sweep/a')
+        ('runs/sweep/lr=0.1,seed={9,10}', 'runs/sweep/lr=0.1,seed=9')
         """
         parents = {run.folder.parent for run in self.runs}
         if len(self.runs) == 1 or len(parents) > 1:
             return ", ".join(str(run.folder) for run in self.runs)
         names = [run.folder.name for run in self.runs]
-        return str(parents.pop() / ("{" + ",".join(names) + "}"))
+        places = zip(*names, strict=False)
+        same = "".join(
+            letters[0] for letters in itertools.takewhile(lambda letters: len({*letters}) == 1, places)
+        )
+        shared = re.sub(r"\w*$", "", same)  # no number is cut in two
+        ends = ",".join(name.removeprefix(shared) for name in names)
+        return str(parents.pop() / f"{shared}{{{ends}}}")
 
     @property
     def other_weights(self) -> bool:
@@ -247,11 +260,15 @@ def judged_by(table: Sequence[Row]) -> Headline:
 
 
 def find_row(table: Sequence[Row], label: str) -> Row:
-    """The row of that label."""
+    """The row of that label, or the one whose label begins with it."""
     for row in table:
         if row.label == label:
             return row
-    raise UserError(f"no row is called {label!r}; there are {', '.join(repr(row.label) for row in table)}")
+    begun = [row for row in table if row.label.startswith(label)]
+    if len(begun) == 1:
+        return begun[0]
+    found = f"{len(begun)} rows begin with {label!r}" if begun else f"no row is called {label!r}"
+    raise UserError(f"{found}; there are {', '.join(repr(row.label) for row in begun or table)}")
 
 
 def against(table: Sequence[Row], reference: Row) -> dict[str, dict[str, Difference]]:

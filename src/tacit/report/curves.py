@@ -93,10 +93,10 @@ def _clipping_norm(table: Sequence[Row]) -> tuple[float, str] | None:
 
 
 def _left(table: Sequence[Row], budget: float | None) -> str:
-    spent = table[0].last("epsilon") if len(table) == 1 else None
-    if spent is None or budget is None or math.isinf(spent.mean):
+    spent = table[0].epsilon if len(table) == 1 else None
+    if spent is None or budget is None or math.isinf(spent):
         return ""
-    return f"{number(max(budget - spent.mean, 0.0))} of {budget:g} left"
+    return f"{number(max(budget - spent, 0.0))} of {budget:g} left"
 
 
 def _series(

@@ -85,14 +85,14 @@ def runs_table(table: Sequence[Row], address: Callable[[Run], str] | None) -> st
     own = any(row.own(metric) for row in table)
     rows = []
     for n, row in enumerate(table):
-        many, epsilon = len(row.runs) > 1, row.last("epsilon")
+        many, epsilon = len(row.runs) > 1, row.epsilon
         where = ", ".join(
             escape(str(run.folder))
             if address is None
             else f'<a href="{escape(address(run))}">{escape(run.folder.name)}</a>'
             for run in row.runs
         )
-        spent = "–" if epsilon is None else rounded_up(epsilon.mean)
+        spent = "–" if epsilon is None else rounded_up(epsilon)
         rows.append(
             f'<tr><td class="t">{swatch(n)}{letter(n)}</td>'
             f'<td class="t">{escape(row.label)}<small>{where}</small></td><td data-v="{len(row.runs)}">'
@@ -100,7 +100,7 @@ def runs_table(table: Sequence[Row], address: Callable[[Run], str] | None) -> st
             + cell(row.last(metric.name), many)
             + cell(row.best(metric), many)
             + (cell(row.own(metric), many) if own else "")
-            + f'<td data-v="{"" if epsilon is None else epsilon.mean}">{spent}</td>'
+            + f'<td data-v="{"" if epsilon is None else epsilon}">{spent}</td>'
             f'<td class="t">{row.protects or "–"}</td>'
             f'<td data-v="{row.total("bytes_up")}">{size(row.total("bytes_up"))}</td>'
             f'<td data-v="{row.total("bytes_down")}">{size(row.total("bytes_down"))}</td>'

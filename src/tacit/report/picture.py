@@ -12,7 +12,7 @@ from tacit.report.compare import Row
 
 
 def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> None:
-    """Draw a metric of every row over the rounds, as PNG or SVG by the file's ending."""
+    """Draw a metric of every row over the rounds, as PNG, SVG or PDF by the file's ending."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
     from matplotlib.ticker import MaxNLocator
 
@@ -27,9 +27,10 @@ def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> No
         if not shared:
             continue
         values = np.array([[s[r] for r in shared] for s in series])
-        mean, std = values.mean(0), values.std(0)
+        mean = values.mean(0)
         (line,) = axes.plot(shared, mean, lines[n // 10 % len(lines)], label=row.label)
         if len(series) > 1:
+            std = values.std(0, ddof=1)  # of a sample, as in the table
             axes.fill_between(
                 shared,
                 mean - std,
