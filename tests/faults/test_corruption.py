@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import shutil
@@ -242,6 +243,45 @@ def test_the_best_model_is_the_one_that_the_checkpoint_names(tmp_path: Path) -> 
     assert all(finding.problem is None for finding in tacit.verify(run))
     assert small.resume(later, 5).finished
     assert not (later / "best" / "000009").exists()
+
+
+def test_a_manifest_in_the_other_folder_is_noticed(tmp_path: Path) -> None:
+    """The best model's and the checkpoint's are of one round and have the same vectors."""
+    run = tmp_path / "run"
+    small.run("best", run, 2)
+    small.copy(run, tmp_path / "before")
+    for place, other in (("checkpoint", "best"), ("best", "checkpoint")):
+        folder = small.copy(tmp_path / "before", tmp_path / f"wrong {place}")
+        newest = checkpoint.finished(folder / "best")[0].name
+        (folder / place / newest / "state.json").write_bytes(
+            (folder / other / newest / "state.json").read_bytes()
+        )
+        problems = [finding.name for finding in tacit.verify(folder) if finding.problem]
+        assert f"{place}/{newest}" in problems
+    with pytest.raises(ValueError, match="it belongs into the folder 'checkpoint'"):
+        checkpoint.read_facts(folder / "best" / newest)
+
+
+def test_no_best_model_goes_while_a_checkpoint_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of reading may pass; what the checkpoint names must still be there then."""
+    run = tmp_path / "run"
+    small.run("best", run, 3)
+    kept = checkpoint.kept(run)
+    assert kept is not None
+    read = checkpoint.read_text
+
+    def failing(file: Path) -> str:
+        if file.parent.parent.name == "checkpoint":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file)
+
+    with monkeypatch.context() as once:
+        once.setattr(checkpoint, "read_text", failing)
+        checkpoint.tidy_best(run)
+    found = checkpoint.kept(run)
+    assert found is not None and found.round == kept.round
 
 
 def test_the_best_is_remembered_though_its_record_is_lost(

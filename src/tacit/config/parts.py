@@ -95,7 +95,8 @@ def build_population(
     if private is None:
         _, private = split_records(config, dataset)
     privacy = config.privacy
-    apart = privacy is not None and privacy.unit != "example" and privacy.entropy == "os" and privacy.noise != 0
+    claims = privacy is not None and privacy.entropy == "os" and privacy.noise != 0
+    apart = claims and privacy is not None and privacy.unit != "example"
     return shared_out(config.data, dataset, private, config.seed, apart)
 
 

@@ -61,7 +61,8 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
         save_file({name: _alone(v) for name, v in checkpoint.vectors.items()}, partial / VECTORS)
         (partial / VECTORS).chmod(0o600)
         sync(partial / VECTORS)
-        facts = {"round": checkpoint.round, "sha256": digest(partial / VECTORS), **checkpoint.facts}
+        where = {"folder": folder.name, "round": checkpoint.round}
+        facts = {**where, "sha256": digest(partial / VECTORS), **checkpoint.facts}
         write_atomically(partial / FACTS, sealed(facts))
         if place.exists():
             _remove(place)
@@ -150,13 +151,15 @@ def read_facts(place: Path) -> Facts:
     _refuse_odd(facts)
     if int(place.name) != facts["round"]:
         raise ValueError(f"it is of round {facts['round']}")
+    if facts.get("folder", place.parent.name) != place.parent.name:
+        raise ValueError(f"it belongs into the folder {facts['folder']!r}")
     return facts
 
 
 def _refuse_odd(facts: Facts) -> None:
     """ValueError for a manifest that holds what no manifest does, though its hash is right."""
     parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending", "seen")
-    kinds = {"round": int, "sha256": str} | dict.fromkeys((*parts, "best", "watch"), dict)
+    kinds = {"folder": str, "round": int, "sha256": str} | dict.fromkeys((*parts, "best", "watch"), dict)
     inner = {"versions": str, "states": str, "belongs": str}
     ledger = {"charges": int, "head": str}
     known = {"metrics": {"bytes": int, "sha256": str}, "spending": ledger, "seen": ledger}
@@ -235,12 +238,20 @@ def best_place(run: Path, round: int) -> Path:
 
 
 def tidy_best(run: Path) -> None:
-    """Remove what was the best once: all that no checkpoint names any more."""
-    if (run / BEST).exists():
-        named = {facts["best"]["round"] for facts in kept_facts(run / "checkpoint") if facts.get("best")}
-        for place in finished(run / BEST):
-            if int(place.name) not in named:
-                _remove(place)
+    """Remove what was the best once: all that no checkpoint names any more.
+
+    Nothing goes while one of them cannot be read: that may pass, and it may name any.
+    """
+    if not (run / BEST).exists():
+        return
+    try:
+        facts = [read_facts(place) for place in finished(run / "checkpoint")]
+    except DAMAGE:
+        return
+    named = {one["best"]["round"] for one in facts if one.get("best")}
+    for place in finished(run / BEST):
+        if int(place.name) not in named:
+            _remove(place)
 
 
 def refuse_other_best(run: Path, best: Facts) -> Facts:
