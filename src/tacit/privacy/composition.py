@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tacit.errors import UserError
 from tacit.privacy.ledger import Charge, Contents, Header, Part, replay
@@ -48,7 +49,7 @@ def compose(ledgers: Sequence[Contents]) -> Composition:
         known.setdefault(ledger.header.id, set()).update(ledger.hashes)
     for copies in by_id.values():
         counted: set[str] = set()
-        ends = []
+        ends: list[Path] = []
         for ledger in sorted(copies, key=lambda copy: -len(copy.charges)):
             fresh = [
                 (ledger.header.data, charge if not ends else _branched(ledger.header, charge))
