@@ -421,7 +421,7 @@ def test_public_records_are_of_nobody_who_is_protected(config, dataset) -> None:
             config(data__public=0.2, data__partition=kind, privacy=EXAMPLE), Path("x"), dataset=dataset
         )
         assert set(job.public.tolist()).isdisjoint(job.population.indices.tolist()) and len(job.public)
-    with pytest.raises(tacit.UserError, match="takes all 12 users"):
+    with pytest.raises(tacit.UserError, match="takes all of the 12 users"):
         build_job(config(data__public=0.99, data__partition={"kind": "natural"}), Path("x"), dataset=dataset)
 
 

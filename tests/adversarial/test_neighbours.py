@@ -83,6 +83,21 @@ def test_nobody_elses_records_are_dealt_anew_for_one_client(tmp_path: Path, extr
     assert tested(whole) == tested(other)
 
 
+def test_who_is_public_does_not_depend_on_who_else_is_there(tmp_path: Path) -> None:
+    """Each user is set aside, or not, by its own name: with any one gone, all others stay what they were."""
+
+    def public(out: int | None) -> set[str]:
+        one = job(rows(out), CLIENT, tmp_path, public=0.4)
+        users = one.population.records.users
+        assert users is not None
+        return set(users[one.public].tolist())
+
+    whole = public(None)
+    assert 0 < len(whole) < PEOPLE
+    for out in range(PEOPLE):
+        assert public(out) == whole - {f"person {out}"}
+
+
 def uploads(one: Job, times: int) -> list[torch.Tensor]:
     """What client 5 sends in the same round, again and again, in whole numbers."""
     worker, found = Worker(one), []

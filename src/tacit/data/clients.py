@@ -22,22 +22,21 @@ def split_public(section: Data, dataset: Dataset) -> tuple[NDArray[np.int64], ND
     Which ones are public is a fact about the data and not about a run: every seed sets the same ones aside,
     so a model that was pre-trained on them has seen no client's of any run. Of each class it is the same
     share. Where clients are the data's own users, whole users are set aside: a record of a protected client
-    is not public.
+    is not public. Each is drawn by its own name, so that one user more or less changes nothing for the
+    others; the share is then one of users, and holds on the average.
     """
     n, share, labels = len(dataset.train), section.public, dataset.train.labels
-    rng = randomness.generator(0, "public")
     if share and isinstance(section.partition, Natural) and dataset.train.users is not None:
         names, owner = np.unique(dataset.train.users, return_inverse=True)
-        chosen = np.zeros(len(names), bool)
-        sizes, wanted = np.bincount(owner), round(n * share)
-        for user in rng.permutation(len(names)):
-            if wanted <= 0:
-                break
-            chosen[user] = True
-            wanted -= int(sizes[user])
-        if chosen.all():
-            raise UserError(f"data.public: {share:g} of the records takes all {len(names)} users; lower it")
+        chosen = np.array([randomness.key(0, "public", str(name)) < share * 2**128 for name in names])
+        if chosen.all() or not chosen.any():
+            taken = "all" if chosen.all() else "none"
+            raise UserError(
+                f"data.public: {share:g} takes {taken} of the {len(names)} users, each by its name; "
+                + ("lower it" if chosen.all() else "raise it")
+            )
         return np.flatnonzero(chosen[owner]), np.flatnonzero(~chosen[owner])
+    rng = randomness.generator(0, "public")
     order = rng.permutation(n)
     wanted = round(n * share)
     if wanted and labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu":
