@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 
@@ -33,14 +34,15 @@ def lazily(
     return find, lambda: sorted([*home, *others])
 
 
-class _Late:
-    """A module that is imported when something of it is first used."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+class Late(ModuleType):
+    """A module that is imported when something of it is first used; it may be in `sys.modules` until then."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(import_module(self._name), name)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        found = getattr(import_module(self.__name__), name)
         setattr(self, name, found)  # asked once
         return found
 
@@ -49,4 +51,4 @@ if TYPE_CHECKING:
     import torch as torch
     from torch import Tensor as Tensor
 else:
-    torch, Tensor = _Late("torch"), Any
+    torch, Tensor = Late("torch"), Any

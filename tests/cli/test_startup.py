@@ -70,7 +70,7 @@ def test_a_plan_of_a_config_needs_no_torch_before_the_networks_size() -> None:
     records = imported("plan", str(QUICKSTART), "--set", "privacy.unit=example")
     assert records == {"scipy", "dp_accounting"}
     code = (
-        "import sys, tacit; from tacit.api.planning import Plan; plan = Plan(tacit.load(sys.argv[1]));"
+        "import sys, tacit; from tacit.api.planning import RunPlan; plan = RunPlan(tacit.load(sys.argv[1]));"
         "assert plan.costs['epsilon'] <= 5 and 'torch' not in sys.modules;"
         "assert plan.signal['parameters'] == 50_890 and 'torch' in sys.modules"
     )

@@ -47,11 +47,11 @@ def plan(
     Raises:
         UserError: the config has no `privacy` section, or no noise keeps its budget.
     """
-    plan = Plan(config, dataset, sampling, trials)
+    plan = RunPlan(config, dataset, sampling, trials)
     return plan.costs | plan.signal
 
 
-class Plan:
+class RunPlan:
     """A config's plan in two parts: what it costs, which takes no torch, and what is left of the signal."""
 
     def __init__(

@@ -11,13 +11,13 @@ from rich.table import Table
 
 def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float | None) -> None:
     """What a config will cost: of a sweep, its first run."""
-    from tacit.api.planning import Plan
+    from tacit.api.planning import RunPlan
     from tacit.config import parse_overrides
     from tacit.config.sweep import load_one
     from tacit.privacy.statement import rounded_up
     from tacit.privacy.tuning import Tuned
 
-    plan = Plan(load_one(file, parse_overrides(overrides)), trials=trials)
+    plan = RunPlan(load_one(file, parse_overrides(overrides)), trials=trials)
     if as_json:
         print(json.dumps(plan.costs | plan.signal))
         return

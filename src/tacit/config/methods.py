@@ -159,7 +159,8 @@ def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
             raise UserError(f"method.import: {name} gives a {type(own).__name__}, not a tacit.Algorithm")
         return own
     method = find(name)
-    known = _declared(method.algorithm)
+    algorithm: Any = method.algorithm  # which mypy does not take for hashable
+    known = _declared(algorithm)
     chosen = dict(options)
     for option, value in options.items():
         if option not in known:
@@ -171,8 +172,8 @@ def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
 
 
 @cache
-def _declared(algorithm: type[Algorithm]) -> dict[str, Any]:
-    """The options of an algorithm, and the type of each; a sweep asks for it once for every run."""
+def _declared(algorithm: Any) -> dict[str, Any]:
+    """The options of an algorithm's class, and the type of each; a sweep asks once for every run."""
     hints = get_type_hints(algorithm, include_extras=True)
     return {f.name: hints[f.name] for f in fields(algorithm)}
 

@@ -29,7 +29,7 @@ from tacit.privacy.settings import CorrelatedNoise
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunParts:
     """What a run is made of, before there is a network."""
 
     algorithm: Algorithm
@@ -49,7 +49,7 @@ def build_parts(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
     population: Population | None = None,
-) -> Parts:
+) -> RunParts:
     """The parts of a run, each by the config or as the object that is given; what does not go together is
     refused.
     """
@@ -66,7 +66,7 @@ def build_parts(
         raise UserError("evaluate.clients: clients have no test split of their own; set data.holdout to 0.1")
     refuse_misfits(config, algorithm)
     ask_for_the_unit(config, dataset)
-    return Parts(algorithm, dataset, public, population, build_local(config, dataset))
+    return RunParts(algorithm, dataset, public, population, build_local(config, dataset))
 
 
 def split_records(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -135,7 +135,7 @@ def build_local(config: Config, dataset: Dataset) -> Local:
 
 
 def build_privacy(
-    config: Config, parts: Parts, uploads: Uploads, sampler: Sampler | None = None
+    config: Config, parts: RunParts, uploads: Uploads, sampler: Sampler | None = None
 ) -> Mechanism | None:
     """The guarantee, with its noise found for the budget if it is not given; `uploads` is asked only where
     noise differs by layer.

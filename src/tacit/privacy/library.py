@@ -10,26 +10,16 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from scipy import special
 
+from tacit.lazy import Late
+
 __all__ = ["dp_accounting"]
 
 _PARTS = ("scipy.optimize", "scipy.signal", "scipy.stats")
-
-
-class _Late(ModuleType):
-    """A module that is imported when something of it is first asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(import_module(self.__name__), name)
 
 
 class _Norm:
@@ -66,7 +56,7 @@ class _Frozen:
 
 
 def _imported() -> Any:
-    late = {name: _Late(name) for name in _PARTS if name not in sys.modules}
+    late = {name: Late(name) for name in _PARTS if name not in sys.modules}
     if "scipy.stats" in late:
         late["scipy.stats"].norm = _Norm()  # type: ignore[attr-defined]
     sys.modules.update(late)
