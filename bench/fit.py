@@ -162,7 +162,7 @@ def play(role: str, options: Mapping[str, Any]) -> tuple[int, int]:
     config = tacit.load(VALUES, dict(options))
     run = play_worker if role == "worker" else play_server
     data = dataset(options["model"])
-    found = fit(config, data)
+    found = fit(config if role == "server" else config.model_copy(update={"rounds": 1}), data)
     with tempfile.TemporaryDirectory() as scratch:
         run(tacit.load(VALUES, {**options, "rounds": 1, "local.batch": 2}), data, Path(scratch) / "warm")
         gc.collect()

@@ -67,7 +67,11 @@ def fit(
     console.print(f"{found.workers} × a worker on {where}; {machine}")
     console.print(
         f"In use at once on this machine: {_gb(found.host_need)} GB, beside Python and its libraries"
-        + (f"; up to {_gb(found.host_most)} with what the heap keeps" if found.compute.here else "")
+        + (
+            f"; up to {_gb(found.host_most)} with what the heap keeps"
+            if found.host_most > found.host_need
+            else ""
+        )
     )
     console.print("[green]It fits.[/green]" if found.fits else "[red]It does not fit.[/red]")
     for text in found.advice:

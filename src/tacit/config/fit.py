@@ -73,8 +73,11 @@ class Fit:
 
     @property
     def host_most(self) -> int:
-        """With what the C library's heap may keep between blocks in use: about as much as activations."""
-        kept = self.worker.parts["activations"] if self.compute.here else 0
+        """With what the C library's heap may keep between blocks in use: about as much as activations, where
+        workers do not give it back.
+        """
+        gives_back = self.compute.activation_checkpointing or not self.compute.here
+        kept = 0 if gives_back else self.worker.parts["activations"]
         return self.host_need + self.workers * kept
 
     @property
