@@ -174,3 +174,49 @@ def test_orders_that_are_refused_leave_nothing_behind(tmp_path: Path) -> None:
         assert refusal(small, number, reply) == "mismatch"
     assert set(client.folder.rglob("*")) == before
     assert (client.folder / RUNS).exists() == any(RUNS in file.parts for file in before)
+
+
+STEPS = {
+    "before the nonce": ("Nonces.add", False, 0, True),
+    "after the nonce": ("Nonces.add", True, 0, False),
+    "before the charge": ("OwnLedgers.charge", False, 0, False),
+    "after the charge": ("OwnLedgers.charge", True, 1, False),
+    "before training": ("Worker.sum", False, 1, False),
+    "after training": ("Worker.sum", True, 1, False),
+    "before it answers": ("written", False, 1, False),
+}
+"""Where a client is killed, whether that is after the call, what it has paid, and whether the same order may
+be carried out afterwards."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_any_step_a_client_has_paid_for_what_it_may_have_sent_and_sends_nothing_twice(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tacit.deploy import client as module
+
+    name, after, paid, carried_out = STEPS[step]
+    small = federation(tmp_path, {"unit": "example"})
+    small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
+    number, order, _, body = given(small)
+    head = written(TrainOrder(**{**vars(order), "nonce": "9" * 32}), small.key)
+    owner, _, method = name.rpartition(".")
+    where = getattr(module, owner) if owner else module
+    real = getattr(where, method)
+
+    def killed(*args: Any) -> Any:
+        if after:
+            real(*args)
+        raise KeyboardInterrupt  # which nothing in a client takes for an answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, method, killed)
+        with pytest.raises(KeyboardInterrupt):
+            small.clients[number].answer(head, lambda size: bytearray(body))
+    again = small.reopened(number)
+    assert charges(small, number) == 1 + paid, "as the disk has it"
+    reply = again.answer(head, lambda size: bytearray(body))
+    if carried_out:
+        assert answered(small, number, reply) and charges(small, number) == 2
+    else:
+        assert refusal(small, number, reply) == "replayed" and charges(small, number) == 1 + paid

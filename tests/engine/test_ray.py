@@ -436,6 +436,22 @@ def test_workers_are_held_to_instructions_that_all_have(cluster: Any, tmp_path: 
         engine.close()
 
 
+def test_workers_that_want_a_part_of_a_gpu_go_where_one_is(cluster: Any, tmp_path: Path) -> None:
+    """As Ray counts them; there is none in this machine."""
+    job = build_job(settings(), tmp_path, None, blobs(48), FedAvg())
+    message = {"theta": read_values(job.model, job.layout).clone()}
+    machine = cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=100 << 20)
+    try:
+        engine = Ray(job, message, 12, RaySettings(gpus=0.5), patience=IMPATIENT)
+        try:
+            assert [a.facts["node"] for a in engine._actors if a.facts] == [machine.node_id]
+            assert engine._room() == 1, "two halves, and one processor"
+        finally:
+            engine.close()
+    finally:
+        cluster.remove_node(machine)
+
+
 def test_without_a_worker_it_says_so(cluster: Any) -> None:
     """More processors than any machine has: nobody will ever come."""
     with pytest.raises(tacit.UserError, match=r"no worker of the Ray cluster was to be had for 1 seconds"):

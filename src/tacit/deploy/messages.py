@@ -7,7 +7,6 @@ to many is stored and sent once.
 
 >>> from cryptography.hazmat.primitives.asymmetric import ec
 >>> key = ec.generate_private_key(ec.SECP384R1())
->>> body, names = pack({"delta": torch.ones(2)})
 >>> head = written(Refusal("a" * 32, 0, "b" * 32, "budget", "no"), key)
 >>> read(head, key.public_key(), Refusal).reason
 'budget'

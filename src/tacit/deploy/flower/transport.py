@@ -213,7 +213,8 @@ class SuperLinkTransport:
         from flwr.supercore.runtime import RuntimeHttpClient
 
         client = private(RuntimeHttpClient, folder, [RuntimeTokenHttpInterceptor(token=token)])
-        while not self._stop.wait(HEARTBEAT):
+        while not self._stop.is_set():  # at once: the first is waited for the shortest
             with suppress(self._failed):
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            self._stop.wait(HEARTBEAT / 2)
         client.close()
