@@ -361,18 +361,20 @@ def fedadamw_theory(p: Problem, alpha: float = 0.5, beta2: float = 0.999, eps: f
     for r, eta, cohort in p.rounds():
         deltas, moments = [], []
         for i in cohort:
-            g, y = p.gradient(r, i), theta
+            g, y = p.gradient(r, i), theta  # A3.4, and v from its means
             v = np.concatenate([np.full(s.stop - s.start, b) for s, b in zip(blocks, means, strict=True)])
             for k in range(1, p.steps + 1):
-                here = g(y)
-                v = beta2 * v + (1 - beta2) * here**2
-                v_hat = v / (1 - beta2 ** (r * p.steps + k))
-                y = y - eta * (alpha * here / (np.sqrt(v_hat) + eps) + (1 - alpha) * direction)
-            deltas.append(y - theta)
+                here = g(y)  # A3.7, A3.8
+                v = beta2 * v + (1 - beta2) * here**2  # A3.9
+                v_hat = v / (1 - beta2 ** (r * p.steps + k))  # A3.11
+                y = y - eta * (
+                    alpha * here / (np.sqrt(v_hat) + eps) + (1 - alpha) * direction
+                )  # A3.12, A3.13
+            deltas.append(y - theta)  # A3.15
             moments.append(np.array([v[s].mean() for s in blocks]))
-        delta, means = p.mean(r, delta=deltas, v=moments)
-        direction = -delta / (p.steps * eta)
-        theta = theta - p.steps * eta * direction
+        delta, means = p.mean(r, delta=deltas, v=moments)  # A3.19
+        direction = -delta / (p.steps * eta)  # A3.17
+        theta = theta - p.steps * eta * direction  # A3.18
         out.append({"theta": theta, "v": means, "direction": direction})
     return out
 
@@ -417,22 +419,22 @@ def dp2_fedsam(
     for r, eta, cohort in p.rounds():
         deltas = []
         for i in cohort:
-            g, h = p.gradient(r, i), heads.get(i, initial)
+            g, h = p.gradient(r, i), heads.get(i, initial)  # A2.5
             u = np.zeros_like(h)
-            for _ in range(head_steps or p.steps):
-                u = momentum * u + g(np.concatenate([phi, h]))[body:]
-                h = h - head_lr[r] * u
-            y, u = phi, np.zeros_like(phi)
-            for _ in range(body_steps or p.steps):
-                step = g(np.concatenate([y, h]))[:body]
-                if rho:
+            for _ in range(head_steps or p.steps):  # A2.6
+                u = momentum * u + g(np.concatenate([phi, h]))[body:]  # A2.7, at φ^t
+                h = h - head_lr[r] * u  # A2.8
+            y, u = phi, np.zeros_like(phi)  # A2.10
+            for _ in range(body_steps or p.steps):  # A2.11
+                step = g(np.concatenate([y, h]))[:body]  # A2.12, at φ^{t,s} as Eq. 11 has it, not at φ^t
+                if rho:  # A2.13 by Eq. 11, A2.14 by Eq. 12
                     step = g(np.concatenate([y + rho * step / np.linalg.norm(step), h]))[:body]
                 u = momentum * u + step
                 y = y - eta * u
-            deltas.append(y - phi)
-            heads[i] = h
-        (delta,) = p.mean(r, delta=deltas)
-        phi = phi + delta
+            deltas.append(y - phi)  # A2.16, A2.17
+            heads[i] = h  # A2.10; A2.23 for everyone else
+        (delta,) = p.mean(r, delta=deltas)  # A2.18, A2.19
+        phi = phi + delta  # A2.25
         out.append({"theta": phi, **{f"personal of {i}": heads[i] for i in heads}})
     return out
 
@@ -449,9 +451,10 @@ def fedlamb(p: Problem, lr: float, beta1: float = 0.9, beta2: float = 0.999, xi:
             for _ in range(p.steps):
                 y = y - eta * g(y)
             deltas.append(y - theta)
-        (delta,) = p.mean(r, delta=deltas)
-        m = beta1 * m + (1 - beta1) * -delta
+        (delta,) = p.mean(r, delta=deltas)  # the paper's Δ has the other sign
+        m = beta1 * m + (1 - beta1) * -delta  # Eq. 9
         v = beta2 * v + (1 - beta2) * delta**2
+        # Eq. 8, λ = 0; the bias is corrected as in You et al. and in optax, though Eq. 9 does not print it.
         u = (m / (1 - beta1 ** (r + 1))) / (np.sqrt(v / (1 - beta2 ** (r + 1))) + xi)
         theta = theta.copy()
         for part in tensors(p.data[0][0].shape[1]):
