@@ -17,9 +17,10 @@ import pytest
 from PIL import Image
 
 from archives import tgz
-from tacit.data import check, hub, load, names, obtain
+from tacit.data import Tokenisation, check, hub, load, names, obtain
 from tacit.data.decode import cifar10, idx
 from tacit.data.known import KNOWN
+from tacit.data.tokens import Bytes
 from tacit.errors import UserError
 from tacit.fetching import cache
 
@@ -266,8 +267,35 @@ def test_users_and_columns_from_a_metadata_file(tmp_path: Path) -> None:
 def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     root = picture_folder(tmp_path / "pets")
     Image.new("RGB", (9, 9)).save(root / "train" / "dog" / "zz.png")
-    with pytest.raises(UserError, match="9 × 9, not 6 × 6; give a size"):
+    with pytest.raises(UserError, match=r"zz\.png is 9 × 9, not 6 × 6, as the first is; set data\.size"):
         load("folder", root)
+
+
+@pytest.mark.parametrize("name", ["0.png", "zz.png"])
+def test_a_broken_picture_is_named(tmp_path: Path, name: str) -> None:
+    root = picture_folder(tmp_path / "pets")
+    (root / "train" / "cat" / name).write_text("no picture")
+    with pytest.raises(UserError, match=rf"{name}'; mend the file, or take it away"):
+        load("folder", root)
+
+
+def test_a_folder_of_one_class_has_none(tmp_path: Path) -> None:
+    root = tmp_path / "pets" / "cat"
+    root.mkdir(parents=True)
+    for n in range(12):
+        Image.new("RGB", (6, 6)).save(root / f"{n}.png")
+    with pytest.raises(UserError, match="no classes; a folder of pictures has a sub-folder for each"):
+        load("folder", root.parent)
+
+
+def test_a_file_without_a_text_in_a_row_says_what_can_be_done(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my texts.csv"
+    file.write_text("t,y\n" + "\n".join(f"{'' if n == 5 else f'word {n}'},{n % 2}" for n in range(40)) + "\n")
+    with pytest.raises(UserError, match=r"column 't' has a row without a text; .*on_bad: skip"):
+        load("csv", file, text=("t",), label="y", tokens=Tokenisation(Bytes()))
+    assert capfd.readouterr() == ("", ""), "no bars where nobody looks"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,6 @@ def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> N
         ("{method: fedavg}", "{method: fedavgg}", "sweep point method=fedavgg"),
         ("  validation: 0.2\n", "", "set data.validation"),
         ("local.lr: [0.0001, 0.1, 1.0e+30]", "local.lr: [0.0001, -1]", "local.lr: must be greater than 0"),
-        ("{method: fedavg}", "{method: adadps}", "data.public: adadps needs public records"),
     ],
 )
 def test_every_point_is_checked_before_the_first_run(
@@ -103,6 +102,17 @@ def test_every_point_is_checked_before_the_first_run(
     code, _, err = command("run", file)
     assert code == 2
     assert message in err
+    assert not Path("runs").exists()
+
+
+def test_what_a_method_cannot_work_with_is_refused_before_the_first_run(command, tmp_path: Path) -> None:
+    """Not after the runs of the methods that can: hours later, and with their budgets spent."""
+    file = tmp_path / "sweep.yaml"
+    privacy = "privacy: {unit: example, noise: 1.0, delta: 1.0e-3, clip: 1.0}\n"
+    file.write_text(GOOD + privacy + "sweep: {method: [dp-fedavg, dp2-fedsam]}\n")
+    code, _, err = command("run", file)
+    assert code == 2
+    assert "sweep point method=dp2-fedsam: privacy.unit: dp2-fedsam trains a personal part" in err
     assert not Path("runs").exists()
 
 

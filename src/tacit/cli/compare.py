@@ -38,8 +38,9 @@ def compare(
 ) -> None:
     """Compare runs in one table: accuracy (or error rate), ε, traffic and time.
 
-    Runs that differ only in their seed become one row, as mean ± standard deviation. All others are rows of
-    their own, named by every key that differs; unfinished runs, units and simulations are marked.
+    Runs that differ only in their seed become one row, as mean ± standard deviation, with the largest ε. All
+    others are rows of their own, named by every key that differs; unfinished runs, units and simulations are
+    marked.
 
     - `tacit compare runs/a runs/b`
 

@@ -33,6 +33,12 @@ SHORT = {"cohort": "size", "clip": "bound"}
 """Sections that a bare number stands for, and the key it is the value of."""
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """What pydantic calls a key that a model, or a dataclass, does not have."""
+PLAIN = {
+    "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_parsing": "a number", "float_type": "a number", "bool_parsing": "true or false",
+    "bool_type": "true or false", "string_type": "a text", "tuple_type": "a list", "list_type": "a list",
+}  # fmt: skip
+"""What values must be, by pydantic's name of what is wrong with them."""
 LONGEST, MOST_NODES, DEEPEST = 2_000_000, 100_000, 50
 """Characters, values and depth of the largest config: far beyond any that is meant."""
 
@@ -291,10 +297,12 @@ def _reason(problem: Any) -> str:
         return told if len(told) <= 1000 else f"{told[:999]}…"
     if kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
         return f"this is a section of keys, not {_short(given)}"
+    if kind in PLAIN:
+        return f"must be {PLAIN[kind]} (got {_short(given)})"
     message: str = problem["msg"][0].lower() + problem["msg"][1:]
     plain = isinstance(given, str | int | float | bool) or given is None
     shown = f" (got {_short(given)})" if plain else ""
-    return message.replace("input should be", "must be").replace("valid tuple", "list") + shown
+    return message.replace("input should be", "must be") + shown
 
 
 def _short(value: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,16 @@ def _write(
 
 
 def _texts(table: Any, column: str) -> Iterable[str]:
-    console = Console(stderr=True)
-    for row in track(table.select_columns([column]), "reading texts", console=console, transient=True):
+    for row in _watched(table.select_columns([column]), "reading texts"):
         if not isinstance(row[column], str):
-            raise UserError(f"column {column!r} holds {row[column]!r}, which is no text")
+            what = "has a row without a text" if row[column] is None else f"holds {row[column]!r}, no text"
+            raise UserError(f"column {column!r} {what}; mend it, or leave such rows out (data.on_bad: skip)")
         yield row[column]
+
+
+def _watched(rows: Any, what: str) -> Iterable[Any]:
+    console = Console(stderr=True)
+    return track(rows, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _write_pictures(tables: dict[str, Any], columns: ColumnNames, size: int | None, into: Path) -> None:
@@ -131,7 +136,7 @@ def _write_pictures(tables: dict[str, Any], columns: ColumnNames, size: int | No
             return
         except _Unequal as error:
             if size is None:
-                raise UserError(f"{error}; give a size") from None
+                raise UserError(f"{error}, as the first is; set data.size to make all equal") from None
     _fill_all(tables, columns, (own[0], size, size), size, into)
 
 
@@ -203,6 +208,10 @@ def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
         named = [name for name in usual if name in kinds]
         if len(typed) == 1 or named:
             return typed[0] if len(typed) == 1 else named[0]
+        if what == "label" and set(kinds.values()) == {"Image"}:
+            raise UserError(
+                "there are no classes; a folder of pictures has a sub-folder for each, two or more"
+            )
         raise UserError(
             f"which column holds the {what}? Name one of {', '.join(kinds)} as `{what}`"
             + (", as `text`, or (of a table) numbers as `features`" if what == "image" else "")
@@ -217,21 +226,32 @@ def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
 
 
 def _shape(table: Any, columns: ColumnNames) -> tuple[int, int, int]:
-    first = table[0][columns.image]
+    first = _opened(lambda: table[0][columns.image], 0)
     return 1 if first.mode in ("1", "L", "I;16", "I") else 3, first.height, first.width
+
+
+def _opened(get: Callable[[], Any], number: int) -> Any:
+    """A picture with its pixels; one that is broken is named."""
+    try:
+        picture = get()
+        picture.load()
+    except (OSError, SyntaxError, ValueError) as error:  # what PIL says of files that are broken
+        raise UserError(f"picture {number}: {first_line(error)}; mend the file, or take it away") from None
+    return picture
 
 
 def _fill(x: NDArray[np.uint8], table: Any, columns: ColumnNames, size: int | None) -> None:
     channels, height, width = x.shape[1:]
     mode = "L" if channels == 1 else "RGB"
-    console = Console(stderr=True)
-    rows = track(table.select_columns([columns.image]), "decoding pictures", console=console, transient=True)
-    for i, row in enumerate(rows):
-        picture = row[columns.image].convert(mode)
+    rows = iter(_watched(table.select_columns([columns.image]), "decoding pictures"))
+    for i in range(len(table)):
+        found = _opened(lambda: next(rows)[columns.image], i)
+        picture = found.convert(mode)
         if size:
             picture = picture.resize((width, height))
         elif picture.size != (width, height):
-            raise _Unequal(f"picture {i} is {picture.width} × {picture.height}, not {width} × {height}")
+            name = getattr(found, "filename", "") or f"picture {i}"
+            raise _Unequal(f"{name} is {picture.width} × {picture.height}, not {width} × {height}")
         x[i] = np.asarray(picture).reshape(height, width, channels).transpose(2, 0, 1)
 
 

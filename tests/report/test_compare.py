@@ -1,0 +1,68 @@
+"""The table over runs, and its picture."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from tacit.cli.compare import comparison
+from tacit.errors import UserError
+from tacit.report.compare import Row, Run, find_row, rows
+from tacit.report.picture import curves
+
+ACCURACIES, EPSILONS = (0.25, 0.5, 0.375), (3.91, 3.95, 3.98)
+
+
+def seeds() -> list[Run]:
+    record = {"round": 1, "bytes_up": 2e4, "bytes_down": 3e4, "seconds": 12345.0}
+    return [
+        Run(
+            Path("runs/sweep") / f"method=dp-fedavg,lr=0.1,seed={seed}",
+            {"seed": seed, "rounds": 1, "privacy": {"unit": "client", "epsilon": 4}},
+            [{**record, "accuracy": accuracy, "epsilon": epsilon}],
+        )
+        for seed, (accuracy, epsilon) in enumerate(zip(ACCURACIES, EPSILONS, strict=True))
+    ]
+
+
+def test_a_row_claims_what_holds_for_each_of_its_runs() -> None:
+    (row,) = rows(seeds())
+    assert row.epsilon == max(EPSILONS), "a mean would claim less than one of them has spent"
+    assert Row("", (Run(Path("x"), {}, [{"round": 1}]),)).epsilon is None
+
+
+def test_a_table_is_narrow_and_has_no_zeros_for_what_is_small() -> None:
+    from rich.console import Console
+
+    console = Console(width=80, record=True, highlight=False, file=io.StringIO())
+    console.print(comparison(rows(seeds())))
+    text = console.export_text()
+    assert "37.5±12.5" in text and "3.98 client" in text and " 0.05 " in text and "12,345" in text
+    assert text.count("seed") == 2, "the title, and one place for all seeds"
+
+
+def test_bands_are_the_deviations_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **_: drawn.append((low, high)))
+    curves(rows(seeds()), "accuracy", tmp_path / "c.pdf")
+    ((low, high),) = drawn
+    assert np.asarray(high - low).tolist() == pytest.approx([2 * statistics.stdev(ACCURACIES)])
+    assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_row_is_found_by_how_its_label_begins() -> None:
+    table = [Row(label, ()) for label in ("dp-fedavg, lr 1", "dp-fedavg, lr 2", "scaffold, lr 1", "scaffold")]
+    assert (
+        find_row(table, "scaffold").label == "scaffold"
+        and find_row(table, "scaffold,").label == "scaffold, lr 1"
+    )
+    with pytest.raises(UserError, match=r"2 rows begin with 'dp-fedavg'; there are .*lr 1', .*lr 2'$"):
+        find_row(table, "dp-fedavg")
+    with pytest.raises(UserError, match="no row is called 'prox'"):
+        find_row(table, "prox")
