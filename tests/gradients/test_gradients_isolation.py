@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,34 @@ def test_models_that_mix_records_pass_no_mixing(name):
     MEMORY.clear()
     seen = assert_isolated(Between(STEPS[name]), squared_outputs(), [hidden(4)])
     assert seen.refused or seen.obstacle, "taken for isolated"
+
+
+@pytest.mark.parametrize("name", ["lt", "gt", "le", "ge", "eq", "ne"])
+@pytest.mark.parametrize("data_first", [True, False])
+def test_comparisons_with_constants_keep_to_the_fast_road(name, data_first):
+    """Whichever side the data is on, and though Python may exchange the sides."""
+
+    def compared(h: Tensor, m: nn.Module) -> Tensor:
+        sides = (h.detach() * 3, torch.arange(6))
+        found = getattr(operator, name)(*sides if data_first else sides[::-1])
+        return h * getattr(operator, name)(*(found, m.buf) if data_first else (m.buf, found)).float()
+
+    torch.manual_seed(0)
+    assert assert_isolated(Between(compared), squared_outputs(), [hidden(4)]).obstacle is None
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_a_layer_that_cannot_take_nan_is_tried_without(mixing):
+    """Singular values of nan are an error of LAPACK's, and no reason not to train a model that has them."""
+
+    def decomposed(h: Tensor, m: nn.Module) -> Tensor:
+        return h * torch.linalg.svdvals(h - h.mean(0) if mixing else h).sum(-1).view(-1, 1, 1)
+
+    with pytest.raises(RuntimeError, match="non-finite"):
+        decomposed(torch.full((2, 5, 6), torch.nan), nn.Identity())
+    torch.manual_seed(0)
+    seen = assert_isolated(Between(decomposed), squared_outputs(), [hidden(4)])
+    assert seen.refused if mixing else not seen.refused
 
 
 OUTSIDE = {"remembers outside", "class attribute", "global number"}
