@@ -33,7 +33,8 @@ from torch.nn import functional as F
 
 import tacit
 from gradients import machine, status
-from tacit.config.build import build_job, build_release, build_settings
+from tacit.config.build import build_job, build_settings
+from tacit.config.parts import build_sampling
 from tacit.data import Batch
 from tacit.engine import Order, Participant, Report, Tune
 from tacit.federation import Federation
@@ -85,7 +86,8 @@ def federation(folder: Path, rounds: int, trackers: Sequence[Any] = (), **change
     }
     config = tacit.load({**values, **changes})
     job = build_job(config, folder, dataset=dataset)
-    return Federation(job, build_settings(config), build_release(config, job), folder, trackers)
+    sampling = build_sampling(config, len(job.population))
+    return Federation(job, build_settings(config), sampling, folder, trackers)
 
 
 class BareLoop:
