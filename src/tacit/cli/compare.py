@@ -104,7 +104,7 @@ def comparison(table: list[Row]) -> Table:
         if private:
             cells += ["–" if row.epsilon is None else rounded_up(row.epsilon), _protected(row)]
         moved = row.total("bytes_up") + row.total("bytes_down")
-        shown.add_row(*cells, _three_digits(moved / 1e6), _three_digits(row.total("seconds")))
+        shown.add_row(*cells, _compact(moved / 1e6), _compact(row.total("seconds")))
     return shown
 
 
@@ -148,13 +148,13 @@ def _protected(row: Row) -> str:
     return f"{name}, simulated" if name and row.runs[0].simulated else name
 
 
-def _three_digits(value: float) -> str:
+def _compact(value: float) -> str:
     """A size in few characters, and never as a power of ten.
 
-    >>> _three_digits(0.0504), _three_digits(42.71), _three_digits(12345.6)
-    ('0.0504', '42.7', '12,346')
+    >>> _compact(0.0504), _compact(42.71), _compact(12345.6)
+    ('0.05', '42.7', '12,346')
     """
-    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
 def _number(spread: Spread | None, runs: int, scale: float) -> str:
