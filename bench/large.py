@@ -165,15 +165,15 @@ def peak_of(what: str) -> float:
 class NoClients:
     """An engine whose clients are elsewhere: what is left is the server."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._total = {name: torch.zeros(size) for name, size in sizes.items()}
+    def __init__(self, sums: Vectors) -> None:
+        self._total = sums
 
     def sum(
         self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Any = None
     ) -> tuple[Vectors, list[Report]]:
         for vector in self._total.values():
-            vector.fill_(1e-6)
-        reports = [Report(v.client, 1.0, TEXTS, STEPS, 0.0, 1.0, True, False, {}, 0.0) for v in participants]
+            vector.fill_(1e-6 if vector.is_floating_point() else 1)
+        reports = [Report(v.client, 1.0, TEXTS, STEPS, 0.0, 1.0, True, None, {}, 0.0) for v in participants]
         return self._total, reports
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
@@ -196,9 +196,9 @@ def server(method: str, optimizer: str) -> tuple[float, float]:
         changes["server"] = {"optimizer": optimizer, "lr": 1e-3}
     with tempfile.TemporaryDirectory() as folder:
         run = federation(Path(folder), 3, **changes)
-        run._engine = lambda: NoClients(run.job.upload_sizes)  # type: ignore[method-assign]
+        run._engine = lambda: NoClients(run.job.empty_sums())  # type: ignore[method-assign]
         run.run()
-        size = run.layout.size
+        size = run.server.layout.size
     return (status("VmHWM") - before) / (4 * size / 2**20), float(size)
 
 

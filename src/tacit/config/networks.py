@@ -11,6 +11,7 @@ from tacit import models, randomness
 from tacit.config.imports import made
 from tacit.config.schema import Config
 from tacit.data import Dataset
+from tacit.data.records import ArrayRecords
 from tacit.errors import UserError
 from tacit.federation.start import start_from
 from tacit.models import hub
@@ -103,7 +104,7 @@ def refuse_tokens(model: nn.Module, dataset: Dataset) -> None:
     if config is None:
         return
     if dataset.tokenizer is None:
-        numbers = dataset.task == "classification" and len(dataset.shape) == 1
+        numbers = isinstance(dataset.train, ArrayRecords) and len(dataset.shape) == 1
         if numbers and getattr(config, "vocab_size", None) is not None:
             raise UserError(
                 f"model: it reads tokens of texts, and the records of {dataset.name} are "
