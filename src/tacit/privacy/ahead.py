@@ -6,7 +6,7 @@ afterwards. They are handed out once; what nobody comes for is thrown away, and 
 
 >>> noise = Drawn(5, 1000.0, Bits.named(1))
 >>> noise.for_each_stretch(5, 1000.0, lambda start, draws: print(start, draws.tolist()))
-0 [-463, 1380, 803, -1562, 1101]
+0 [-783, 974, 1463, -454, 914]
 >>> noise.for_each_stretch(5, 1000.0, lambda start, draws: print(start, draws.tolist()))
 Traceback (most recent call last):
 RuntimeError: this noise has been used, and none is used twice

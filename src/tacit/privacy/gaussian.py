@@ -9,20 +9,29 @@ accountant proves for real Gaussians holds for the very bits that are released. 
 missing tail and no rounding that depends on the data (Mironov 2012 and Haney et al. 2022, arXiv:2207.10635,
 show what happens otherwise).
 
-How it is sampled. By rejection from steps, in whole numbers. The number line is cut into cells of W = 2ᵏ
-whole numbers, σ/512 < W ≤ σ/256. Cell h is proposed with probability n_h/2⁶³, a number in it uniformly, and
+How it is sampled. As a sum of steps and of what is left above them. The number line is cut into cells of
+W = 2ᵏ whole numbers, σ/128 < W ≤ σ/64. Of the 2¹⁶ values of a 16-bit word, c_h belong to cell h, no more than
+
+    c_h / 2¹⁶ ≤ W · p(x)   for every x in the cell,     p(x) = P(R = x),
+
+allow. A word of a cell is followed by k bits that say which of its numbers it is: a look into a table and an
+addition, nothing to compare and nothing rejected. That gives x with probability c_h/(2¹⁶W). What is missing,
+
+    r(x) = p(x) − c_h / (2¹⁶ W) ≥ 0,
+
+adds up to 1 − Σc_h/2¹⁶, which is the probability of the words that belong to no cell: about one in a hundred.
+For those the number is drawn from r ÷ Σr, so all in all x has probability p(x), whatever the c_h are.
+
+From r it is drawn by rejection: cell h is proposed with probability n_h/2⁶³, a number in it uniformly, and
 the number x is accepted with probability
 
-    α(x) = K · W · 2⁶³ · p(x) / n_h,     p(x) = P(R = x),
+    α(x) = K · W · 2⁶³ · r(x) / n_h,
 
 where n_h is a whole number so large that α ≤ 1 everywhere in the cell and K is a constant. What is accepted
-has exactly the distribution p, whatever the n_h are; the rest is drawn again. Both tails beyond 9 σ are
-proposed likewise, as one cell each, and then drawn by inversion with as many bits as it takes: they have no
-end. Per coordinate this is one 64-bit word (18 bits that nearly always decide the cell, k for the number in
-it, the rest for u, the uniform number that accepts or rejects), one look into a table and a comparison: in a
-cell where α ≥ 63/64, u below 63/64 accepts. The other 2 % of draws are decided with care: p(x) is enclosed
-between two numbers, and where u falls in between, mpmath computes p(x) with ever more digits, and u gets ever
-more bits, until the two are apart.
+has exactly the distribution r ÷ Σr, whatever the n_h are. Both tails beyond 9 σ are proposed likewise, as one
+cell each, and then drawn by inversion with as many bits as it takes: they have no end. r(x) is enclosed
+between two numbers, and where u, the uniform number that accepts or rejects, falls in between, mpmath
+computes p(x) with ever more digits, and u gets ever more bits, until the two are apart.
 
 What is proved, and what is assumed:
 
@@ -34,7 +43,7 @@ What is proved, and what is assumed:
 >>> total = torch.zeros(5, dtype=torch.int64)
 >>> add_rounded_gaussian_(total, 1000.0, Bits.named(1))
 >>> total.tolist()
-[-463, 1380, 803, -1562, 1101]
+[-783, 974, 1463, -454, 914]
 """
 
 from __future__ import annotations
@@ -45,6 +54,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -53,25 +63,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.errors import UserError
-from tacit.privacy.bits import Bits, Words
+from tacit.privacy.bits import Bits
 
-STRETCH = 1 << 17
+STRETCH = 1 << 18
 """Coordinates of one stream."""
-BLOCK = 1 << 14
-"""Coordinates at a time: they stay in the cache."""
+BLOCK = 1 << 16
+"""Coordinates at a time: few enough for the cache, and enough for what a call of numpy takes by itself."""
 LARGEST_STD = 2.0**36
-"""So that a word has room for a cell, a number in it and 18 bits of u."""
+"""So that a number in a cell has at most 30 bits, and half a word is enough."""
 SMALLEST_DELTA = 2.0**-100
 """δ below this would be a claim about the cipher rather than about the noise."""
 
-_PREFIX = 18
-"""Bits of a word that nearly always decide the cell."""
+_STEPS = 16
+"""Bits that say which cell, if any."""
 _WHOLE = 1 << 63
 _REACH = 9
 """Standard deviations covered by cells."""
-_UNSURE = np.int16(-(2**15))
-_QUICK = 6
-"""u below 1 − 2⁻⁶ accepts at once, where α is larger than that."""
+_GUIDE = 14
+"""Bits of a proposal that nearly always decide the entry."""
+_UNIFORM = 32
+"""Bits of u at first."""
 _MARGIN = 1e-11
 """Relative error that is allowed for in float64 results."""
 _PARALLEL = 2 * STRETCH
@@ -102,11 +113,16 @@ def add_rounded_gaussian_(total: Tensor, std: float, bits: Bits) -> None:
 
 
 def for_each_stretch(
-    count: int, std: float, bits: Bits, use: Callable[[int, NDArray[np.int64]], None]
+    count: int,
+    std: float,
+    bits: Bits,
+    use: Callable[[int, NDArray[np.int64]], None],
+    out: NDArray[np.int64] | None = None,
 ) -> None:
     """Call `use(start, draws)` with `count` draws in all, a stretch at a time, perhaps in several threads.
 
-    Each stretch has a stream of its own, so what is drawn does not depend on the number of threads.
+    Each stretch has a stream of its own, so what is drawn does not depend on the number of threads. `out`:
+    where all of them are to be kept.
     """
     if not 0 < std <= LARGEST_STD:
         raise UserError(f"noise of {std:g} grid units cannot be sampled exactly; lower the noise multiplier")
@@ -115,7 +131,9 @@ def for_each_stretch(
 
     def one(part: tuple[int, Bits]) -> None:
         start, own = part
-        use(start, _drawn(min(STRETCH, count - start), table, own))
+        draws = np.empty(min(STRETCH, count - start), np.int64) if out is None else out[start:][:STRETCH]
+        _draw_(draws, table, own)
+        use(start, draws)
 
     parts = zip(starts, bits.parts(len(starts)), strict=True)
     threads = torch.get_num_threads()
@@ -130,12 +148,8 @@ def for_each_stretch(
 
 def rounded_gaussian(count: int, std: float, bits: Bits) -> NDArray[np.int64]:
     """`count` independent draws."""
-    draws = np.zeros(count, np.int64)
-
-    def keep(start: int, drawn: NDArray[np.int64]) -> None:
-        draws[start : start + len(drawn)] = drawn
-
-    for_each_stretch(count, std, bits, keep)
+    draws = np.empty(count, np.int64)
+    for_each_stretch(count, std, bits, lambda start, drawn: None, draws)
     return draws
 
 
@@ -145,7 +159,7 @@ def rounded_gaussian(count: int, std: float, bits: Bits) -> NDArray[np.int64]:
 @dataclass(frozen=True)
 class _Table:
     """What is needed to draw with one σ. Cell i holds the whole numbers from (i − H)·W up; the last two
-    entries are the tails.
+    entries of `proposed`, `ends` and `scale` are the tails.
     """
 
     std: float
@@ -153,65 +167,67 @@ class _Table:
     """k; W = 2ᵏ."""
     half: int
     """H: cells to either side of 0."""
+    first: NDArray[np.int32] | NDArray[np.int64]
+    """The first number of the cell that a 16-bit word belongs to; c_h times that of cell h, in order."""
+    covered: int
+    """Σc_h; words from here on belong to no cell."""
+    steps: NDArray[np.float64]
+    """c_h/(2¹⁶W), exactly, for each cell."""
     keep: float
     """K."""
+    accepted: float
+    """The share of what is proposed that is accepted: K · Σr."""
     proposed: NDArray[np.uint64]
     """n_h of every cell, and of the upper and the lower tail."""
     ends: NDArray[np.uint64]
     """Running sums of `proposed`: entry i is proposed by numbers below ends[i] and not below ends[i − 1]."""
-    cells: NDArray[np.int16]
-    """h for each prefix whose continuations all propose the same quick cell, else _UNSURE."""
+    guide: NDArray[np.int16]
+    """The entry that all numbers with these first bits propose, or −1; faster than a search."""
     scale: NDArray[np.float64]
-    """α(x) ÷ p(x) in each cell; 0 for the tails and for what proposes nothing."""
-    uniform_bits: int
-    uniform: np.uint64
-    """The bits of a word that are u, the uniform number of the rejection step."""
-    inside: np.uint64
-    """The bits of a word that say which number of a cell, once they are shifted down."""
-    quick: np.uint64
-    """u below it accepts in every quick cell."""
+    """α(x) ÷ r(x) in each cell; 0 for the tails, and for what proposes nothing."""
 
 
 @lru_cache(maxsize=16)
 def _table(std: float) -> _Table:
-    shift = max(0, math.floor(math.log2(std / 256)))
+    shift = max(0, math.floor(math.log2(std / 64)))
     width = 1 << shift
     half = math.ceil(_REACH * std / width) + 1
     first = np.arange(-half, half) * width
     last = first + (width - 1)
     near, far = np.where(first < 0, last, first), np.where(first < 0, first, last)
     most, least = _mass(near, std)[1], _mass(far, std)[0]  # p falls with distance from 0
+    counts = np.floor(least * (1 - _MARGIN) * (width << _STEPS))
+    steps = counts / (width << _STEPS)
+    covered = int(counts.sum())
+    narrow = half * width < 2**31
+    numbers = np.repeat(first.astype(np.int32 if narrow else np.int64), counts.astype(np.int64))
+    left = most * (1 + _MARGIN) - steps  # at least r, for rounding is far below the margin
     tail = float(_tail(half * width, std)) * (1 + _MARGIN)
-    keep = 1 / ((float(most.sum()) * width + 2 * tail) * (1 + 2.0**-20))
-    sizes = [math.ceil(value * (1 + _MARGIN)) for value in keep * width * _WHOLE * most]
-    upper = math.ceil(keep * _WHOLE * tail)
+    keep = 1 / ((float(left.sum()) * width + 2 * tail) * (1 + 2.0**-20))
+    # At least one: with very little noise, float64 has no number for what a far cell's chance is.
+    sizes = [max(1, math.ceil(value * (1 + _MARGIN))) for value in keep * width * _WHOLE * left]
+    upper = max(1, math.ceil(keep * _WHOLE * tail))
     lower = upper  # the numbers below −H·W are fewer, so this is enough
     proposed = np.array([*sizes, upper, lower], np.uint64)
-    assert sum(map(int, proposed)) <= _WHOLE
     ends = np.cumsum(proposed, dtype=np.uint64)
-    quick = keep * width * _WHOLE * least * (1 - _MARGIN) >= np.array(sizes, float) * (1 - 2.0**-_QUICK)
-    # Prefixes whose first continuation proposes entry i are those from until[i − 1] up to until[i].
-    rest = np.uint64((1 << 63 - _PREFIX) - 1)
-    until = (ends + rest >> np.uint64(63 - _PREFIX)).astype(np.int64)
-    which = np.where(quick, np.arange(-half, half), _UNSURE).astype(np.int16)
-    cells = np.full(1 << _PREFIX, _UNSURE)
-    cells[: until[2 * half - 1]] = np.repeat(which, np.diff(until[: 2 * half], prepend=0))
-    cells[until[until > 0] - 1] = _UNSURE  # the last of them may propose the next entry, too
-    uniform_bits = 64 - _PREFIX - shift
+    starts = np.arange(1 << _GUIDE, dtype=np.uint64) << np.uint64(63 - _GUIDE)
+    lowest = np.searchsorted(ends, starts, side="right")
+    highest = np.searchsorted(ends, starts + np.uint64((1 << 63 - _GUIDE) - 1), side="right")
+    assert covered < 1 << _STEPS
+    assert sum(map(int, proposed)) <= _WHOLE
     return _Table(
         std=std,
         shift=shift,
         half=half,
+        first=np.append(numbers, np.zeros((1 << _STEPS) - covered, numbers.dtype)),
+        covered=covered,
+        steps=steps,
         keep=keep,
+        accepted=keep * (1 - covered / (1 << _STEPS)),
         proposed=proposed,
         ends=ends,
-        cells=cells,
-        # Of what is never proposed (with very little noise), the scale is never asked for.
-        scale=np.append(keep * width * _WHOLE / np.maximum(np.array(sizes, float), 1.0), [0.0] * 3),
-        uniform_bits=uniform_bits,
-        uniform=np.uint64((1 << uniform_bits) - 1),
-        inside=np.uint64(width - 1),
-        quick=np.uint64((1 << uniform_bits) - (1 << uniform_bits - _QUICK)),
+        guide=np.where(lowest == highest, lowest, -1).astype(np.int16),
+        scale=np.append(keep * width * _WHOLE / np.array(sizes, float), [0.0] * 3),
     )
 
 
@@ -241,56 +257,73 @@ def _tail(start: int, std: float) -> mpmath.mpf:
 # --- drawing --------------------------------------------------------------------------------------------
 
 
-def _drawn(count: int, table: _Table, bits: Bits) -> NDArray[np.int64]:
-    """`count` draws from one stream."""
-    x = np.empty(count, np.int64)
-    unsure, left = [], []
-    for start in range(0, count, BLOCK):
-        words = bits.words(min(BLOCK, count - start))
-        prefixes = (words >> np.uint64(64 - _PREFIX)).view(np.int64)
-        cells = table.cells.take(prefixes, mode="wrap")
-        part = x[start : start + len(words)]
-        part[:] = cells
+def _draw_(x: NDArray[np.int64], table: _Table, bits: Bits) -> None:
+    """Fill `x` from one stream."""
+    left = []
+    for start in range(0, len(x), BLOCK):
+        part = x[start : start + BLOCK]
+        words = _uniform(bits, len(part), np.uint16)
+        part[:] = words  # as indices, in the place of what they choose
+        numbers = table.first.take(part, mode="wrap")
         if table.shift:
-            part <<= table.shift
-            part += ((words >> np.uint64(table.uniform_bits)) & table.inside).view(np.int64)
-        careful = np.flatnonzero(((words & table.uniform) >= table.quick) | (cells == _UNSURE))
-        unsure.append(careful + start)
-        left.append(words[careful])
-    places = np.concatenate(unsure)
-    if len(places):
-        x[places] = _with_care(np.concatenate(left), table, bits)
-    return x
+            numbers += _inside(bits, len(part), table.shift)
+        part[:] = numbers
+        left.append(np.flatnonzero(words >= table.covered) + start)
+    places = np.concatenate(left)
+    x[places] = _above_steps(len(places), table, bits)
 
 
-def _with_care(words: Words, table: _Table, bits: Bits) -> NDArray[np.int64]:
-    """Draws that begin with these words; where one is rejected, a draw of fresh ones."""
-    prefixes = words >> np.uint64(64 - _PREFIX)
-    entry = table.cells[prefixes.view(np.int64)].astype(np.int64) + table.half
+def _inside(bits: Bits, count: int, shift: int) -> NDArray[Any]:
+    """Uniform numbers of `shift` bits."""
+    if shift <= 16:
+        return _uniform(bits, count, np.uint16) & np.uint16((1 << shift) - 1)
+    return (_uniform(bits, count, np.uint32) & np.uint32((1 << shift) - 1)).view(np.int32)
+
+
+def _uniform(bits: Bits, count: int, kind: type[np.uint16 | np.uint32]) -> NDArray[Any]:
+    """`count` uniform numbers of 16 or 32 bits."""
+    each = 8 // np.dtype(kind).itemsize
+    return bits.words(-(-count // each)).view(kind)[:count]
+
+
+def _above_steps(count: int, table: _Table, bits: Bits) -> NDArray[np.int64]:
+    """`count` draws from r ÷ Σr: of proposals, the first so many that are accepted."""
+    found = [np.empty(0, np.int64)]
+    while count > 0:
+        x, accepted = _proposed(math.ceil(count / table.accepted) + 8, table, bits)
+        found.append(x[accepted][:count])
+        count -= len(found[-1])
+    return np.concatenate(found)
+
+
+def _proposed(count: int, table: _Table, bits: Bits) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """`count` proposals and which of them are accepted."""
+    numbers, words = bits.words(count) >> np.uint64(1), bits.words(count)
+    entry = table.guide[numbers >> np.uint64(63 - _GUIDE)].astype(np.int64)
     unsure = np.flatnonzero(entry < 0)
-    numbers = prefixes[unsure] << np.uint64(63 - _PREFIX) | bits.words(len(unsure)) >> np.uint64(1 + _PREFIX)
-    entry[unsure] = np.searchsorted(table.ends, numbers, side="right")
-    uniforms = (words & table.uniform).astype(
-        np.float64
-    ) * 2.0**-table.uniform_bits  # exact: they have 46 bits at most
+    entry[unsure] = np.searchsorted(table.ends, numbers[unsure], side="right")
+    uniforms = (words >> np.uint64(64 - _UNIFORM)).astype(np.float64) * 2.0**-_UNIFORM
     x = (entry - table.half) << table.shift
-    x += ((words >> np.uint64(table.uniform_bits)) & table.inside).view(np.int64)
+    x += (words & np.uint64((1 << table.shift) - 1)).view(np.int64)
     low, high = _mass(x, table.std)
+    steps = table.steps.take(entry, mode="clip")
     scale = table.scale[entry]  # 0 for the tails, and beyond
-    accepted = uniforms + 2.0**-table.uniform_bits <= low * scale * (1 - _MARGIN)
-    rejected = (uniforms >= high * scale * (1 + _MARGIN)) & (scale > 0)
+    low, high = low * (1 - _MARGIN) - steps, high * (1 + _MARGIN) - steps
+    accepted = uniforms + 2.0**-_UNIFORM <= low * scale * (1 - _MARGIN)
+    # Not where both are 0: a chance that float64 has no number for.
+    rejected = (uniforms > high * scale * (1 + _MARGIN)) & (scale > 0)
     rejected |= entry >= len(table.proposed)
     for place in np.flatnonzero(~(accepted | rejected)):
-        uniform = _Uniform(int(words[place] & table.uniform), table.uniform_bits, bits)
+        uniform = _Uniform(int(words[place]) >> 64 - _UNIFORM, _UNIFORM, bits)
         x[place], accepted[place] = _decided(int(entry[place]), int(x[place]), uniform, table, bits)
-    again = np.flatnonzero(~accepted)
-    if len(again):
-        x[again] = _drawn(len(again), table, bits)
-    return x
+    return x, accepted
 
 
 def _decided(entry: int, x: int, uniform: _Uniform, table: _Table, bits: Bits) -> tuple[int, bool]:
-    """A number and whether it is accepted, decided by as many digits and bits as it takes."""
+    """A number and whether it is accepted, decided by as many digits and bits as it takes.
+
+    A step is below p by a share of `_MARGIN` at least, so that r has at most 37 digits fewer than p.
+    """
     std, width, cells = table.std, 1 << table.shift, 2 * table.half
     factor = table.keep, _WHOLE, int(table.proposed[entry])
 
@@ -300,7 +333,8 @@ def _decided(entry: int, x: int, uniform: _Uniform, table: _Table, bits: Bits) -
 
     def alpha() -> mpmath.mpf:
         beyond = _tail(abs(x) + 1, std)
-        return times(_tail(abs(x), std) - beyond if x else 1 - 2 * beyond, width)
+        p = _tail(abs(x), std) - beyond if x else 1 - 2 * beyond
+        return times(p - mpmath.mpf(float(table.steps[entry])), width)
 
     with _PRECISION:
         if entry < cells:
