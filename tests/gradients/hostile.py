@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -319,6 +320,56 @@ def _capacity(h: Tensor, m: nn.Module) -> Tensor:
     return h * served.view(-1, 1, 1)
 
 
+def _seeded(h: Tensor, m: nn.Module) -> Tensor:
+    torch.manual_seed(3)
+    return F.dropout(h)
+
+
+def _seeded_for_a_moment(h: Tensor, m: nn.Module) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)  # the seed that the comparison with a loop starts from
+        return h * torch.rand(len(h), 1, 1)
+
+
+def _state_set(h: Tensor, m: nn.Module) -> Tensor:
+    if m.seen is None:
+        m.seen = torch.get_rng_state()
+    before = torch.get_rng_state()
+    torch.set_rng_state(m.seen)
+    drawn = torch.rand_like(h)
+    torch.set_rng_state(before)
+    return h * drawn
+
+
+def _own_generator(h: Tensor, m: nn.Module) -> Tensor:
+    return h * torch.rand(h.shape, generator=torch.Generator().manual_seed(3))
+
+
+def _own_coins(h: Tensor, m: nn.Module) -> Tensor:
+    half = torch.full_like(h, 0.5)
+    return h * torch.bernoulli(half, generator=torch.Generator().manual_seed(3))
+
+
+_POOL = ThreadPoolExecutor(1)
+
+
+def _elsewhere(function: Callable[[], Any]) -> Any:
+    """What a thread that has been there all along makes of it."""
+    return _POOL.submit(function).result()
+
+
+def _swallowed(function: Callable[[], Any], otherwise: Any) -> Any:
+    """The same, by a thread that tells nobody of its errors."""
+
+    def quietly() -> Any:
+        try:
+            return function()
+        except Exception:
+            return otherwise
+
+    return _elsewhere(quietly)
+
+
 STEPS: dict[str, Step] = {
     "mean": lambda h, m: h - h.mean(0),
     "detached mean": lambda h, m: h * h.detach().mean(),
@@ -423,6 +474,15 @@ STEPS: dict[str, Step] = {
     "tensordot": lambda h, m: h * torch.tensordot(h, h, dims=([0], [0])).mean(),
     "pairs": lambda h, m: h * (h[:, None, 0, 0] - h[None, :, 0, 0]).mean(1).view(-1, 1, 1),
     "all transformed": lambda h, m: torch.fft.fftn(h).real,
+    "branch of another thread": lambda h, m: h * 2 if _elsewhere(lambda: bool(h[:, 0, 0].mean() > 0)) else h,
+    "number of another thread": lambda h, m: h * _swallowed(lambda: float(h.detach().square().mean()), 1.0),
+    "list of another thread": lambda h, m: h * (1 + np.tanh(np.sum(_swallowed(h.tolist, 0.0)))),
+    "input in another thread": lambda h, m: h * _swallowed(lambda: h.detach().numpy().mean(), 1.0),
+    "seeded": _seeded,
+    "seeded for a moment": _seeded_for_a_moment,
+    "state set": _state_set,
+    "own generator": _own_generator,
+    "own coins": _own_coins,
     "mixup": lambda h, m: 0.5 * h + 0.5 * h[torch.randperm(len(h))],
 }  # fmt: skip
 

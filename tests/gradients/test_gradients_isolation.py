@@ -127,6 +127,20 @@ def test_models_that_mix_records_pass_no_mixing(name):
     assert seen.refused or seen.obstacle, "taken for isolated"
 
 
+@pytest.mark.parametrize("mixing", [False, True])
+def test_a_layer_that_cannot_take_nan_is_tried_without(mixing):
+    """Singular values of nan are an error of LAPACK's, and no reason not to train a model that has them."""
+
+    def decomposed(h: Tensor, m: nn.Module) -> Tensor:
+        return h * torch.linalg.svdvals(h - h.mean(0) if mixing else h).sum(-1).view(-1, 1, 1)
+
+    with pytest.raises(RuntimeError, match="non-finite"):
+        decomposed(torch.full((2, 5, 6), torch.nan), nn.Identity())
+    torch.manual_seed(0)
+    seen = assert_isolated(Between(decomposed), squared_outputs(), [hidden(4)])
+    assert seen.refused if mixing else not seen.refused
+
+
 OUTSIDE = {"remembers outside", "class attribute", "global number"}
 """What code keeps in globals, computed one record after another, only an experiment can find."""
 

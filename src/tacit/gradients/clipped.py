@@ -279,11 +279,12 @@ class ClippedGradient:
         size = batch_size(batch)
         other = 3 if size == 2 else 2
         chosen = torch.arange(other, device=next(iter(batch.values())).device) % size
-        tape = self._tape({name: tensor[chosen] for name, tensor in batch.items()}, draws, replay=True)
-        unseen = Unseen(tape)
         after = Draws()
         after.save()
         with generators.forked(self._device):
+            generators.seed_unlike_any(self._device)
+            tape = self._tape({name: tensor[chosen] for name, tensor in batch.items()}, draws, replay=True)
+            unseen = Unseen(tape)
             draws.restore()
             try:
                 with unseen, tape:

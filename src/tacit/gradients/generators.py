@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,6 +41,21 @@ def forked(device: torch.device) -> Iterator[None]:
         yield
     finally:
         set_state(before, device)
+
+
+def seeds(device: torch.device) -> tuple[int, ...]:
+    """What both generators were last seeded with."""
+    own = _module(device)
+    return (torch.initial_seed(), *((own.initial_seed(),) if hasattr(own, "initial_seed") else ()))
+
+
+def seed_unlike_any(device: torch.device) -> None:
+    """Seed both with a number that no model has written down."""
+    seed = int.from_bytes(os.urandom(7))
+    torch.default_generator.manual_seed(seed)
+    own = _module(device)
+    if hasattr(own, "initial_seed"):
+        own.manual_seed(seed)
 
 
 def seed_all(seed: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import get_ident
 from typing import Any, NoReturn
 
 import numpy as np
@@ -53,9 +54,14 @@ Rule = Callable[..., Any]
 
 
 class _Token:
-    """One pass; marks of other passes mean nothing to it."""
+    """One pass, in one thread; marks of other passes mean nothing to it."""
 
-    active = True
+    def __init__(self, refuse: Callable[[Unsupported], NoReturn]) -> None:
+        self.active, self._refuse, self._thread = True, refuse, get_ident()
+
+    def refuse_elsewhere(self) -> None:
+        if self.active and get_ident() != self._thread:
+            self._refuse(Unsupported("data used in another thread", alone=True))
 
 
 class _Mark:
@@ -79,6 +85,23 @@ class _Mark:
 
 
 _NONE: frozenset[int] = frozenset()
+
+
+class Watched(Tensor):
+    """Data of a pass that tells where it is used. Modes watch one thread; a tensor's class goes along to all.
+
+    A mean that another thread takes, and a branch on it, would leave nothing on the tape. As slow as `Unseen`
+    and, like it, for a model's comparison alone.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tensors_in(args, kwargs):
+            mark: _Mark | None = getattr(tensor, "_tacit", None)
+            if mark is not None:
+                mark.token.refuse_elsewhere()
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 def _getters(*names: str) -> list[Any]:
@@ -211,7 +234,8 @@ class Tape(TorchFunctionMode):
         self._rules, self._known = rules, known
         self._book = Book() if book is None else book
         self._draws, self._replay, self._drawn = draws or Draws(), replay, 0
-        self._token = _Token()
+        self._seeds = generators.seeds(self._device) if replay else None
+        self._token = _Token(self.refuse)
         teach_transformers()
         self._marks: dict[str, _Mark] = {}
         self._obstacle: Unsupported | None = None
@@ -249,6 +273,9 @@ class Tape(TorchFunctionMode):
     def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch._C._len_torch_dispatch_stack() != self.watchers:
             raise Unsupported("a mode that may change what operations do", alone=True)
+        if self._seeds is not None and generators.seeds(self._device) != self._seeds:
+            # A record's draws would be those of its place, and its place is a matter of the others.
+            raise Unsupported("a model that seeds torch's generator", alone=True)
         tensors: list[Tensor] = []
         marks: list[_Mark] = []
         parts: list[Any] = []
@@ -280,7 +307,7 @@ class Tape(TorchFunctionMode):
                 parts.append(INNER if inner and kind is int else kind)
                 parts.append(value if value == value else "nan")
             elif isinstance(value, Tensor):
-                if kind is not Tensor and kind is not Parameter:
+                if kind is not Tensor and kind is not Parameter and kind is not Watched:
                     raise Unsupported(f"a {kind.__name__} for a tensor", alone=True)
                 mark = self._mark(value)
                 tensors.append(value)
@@ -297,6 +324,8 @@ class Tape(TorchFunctionMode):
                     parts.append(name)
                     self._describe((held,), tensors, marks, parts, True)
             elif isinstance(value, torch.Generator):
+                if value is not torch.default_generator:  # where it starts from is nobody's business to know
+                    raise Unsupported("draws from a generator of the model's own", alone=True)
                 parts.append("generator")
             elif isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size <= 4096):
                 parts += ("numpy", str(value.dtype), value.shape, value.tobytes())
@@ -432,6 +461,8 @@ class Tape(TorchFunctionMode):
         if tensor._version:
             self._versions[tensor.untyped_storage().data_ptr()] = tensor._version
         tensor._tacit = mark  # type: ignore[attr-defined]
+        if self._replay and "R" in axes and type(tensor) is Tensor:
+            tensor.__class__ = Watched
 
     @staticmethod
     def _alone(tensor: Tensor) -> str:
