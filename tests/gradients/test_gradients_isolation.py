@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,20 @@ def test_models_that_mix_records_pass_no_mixing(name):
     MEMORY.clear()
     seen = assert_isolated(Between(STEPS[name]), squared_outputs(), [hidden(4)])
     assert seen.refused or seen.obstacle, "taken for isolated"
+
+
+@pytest.mark.parametrize("name", ["lt", "gt", "le", "ge", "eq", "ne"])
+@pytest.mark.parametrize("data_first", [True, False])
+def test_comparisons_with_constants_keep_to_the_fast_road(name, data_first):
+    """Whichever side the data is on, and though Python may exchange the sides."""
+
+    def compared(h: Tensor, m: nn.Module) -> Tensor:
+        sides = (h.detach() * 3, torch.arange(6))
+        found = getattr(operator, name)(*sides if data_first else sides[::-1])
+        return h * getattr(operator, name)(*(found, m.buf) if data_first else (m.buf, found)).float()
+
+    torch.manual_seed(0)
+    assert assert_isolated(Between(compared), squared_outputs(), [hidden(4)]).obstacle is None
 
 
 @pytest.mark.parametrize("mixing", [False, True])

@@ -177,6 +177,17 @@ AGREED = frozenset(
 Not where it has a gradient, which all records together would be given."""
 
 
+COMPARISONS: dict[Any, Any] = {
+    Tensor.lt: Tensor.gt,
+    Tensor.gt: Tensor.lt,
+    Tensor.le: Tensor.ge,
+    Tensor.ge: Tensor.le,
+    Tensor.__eq__: Tensor.__eq__,
+    Tensor.ne: Tensor.ne,
+}
+"""The operators, and what they are with their sides exchanged."""
+
+
 class _Anchor(torch.autograd.Function):
     """The identity, but the output has a gradient even where no input of the layer needs one."""
 
@@ -284,6 +295,10 @@ class Tape(TorchFunctionMode):
             for name, value in kwargs.items():
                 parts.append(name)
                 self._describe((value,), tensors, marks, parts, False)
+        if func in COMPARISONS and len(marks) == 2 and "R" not in marks[0].axes and "R" in marks[1].axes:
+            # Python asks the more special class first, and in a comparison of programs that is the data's:
+            # with the data in front, both write the same line.
+            return self._seen(COMPARISONS[func], (args[1], args[0]), kwargs)
         data, parameters = False, _NONE
         for mark in marks:
             if mark.parameters:
