@@ -184,9 +184,9 @@ class Client:
         self._nonces.add(order.nonce, order.created + order.ttl, self._clock())
         self._pay(order, prepared)
         into = job.empty_sums()
-        visit = Participant(order.client, order.state, order.replay)
+        participant = Participant(order.client, order.state, order.replay)
         work = Order(order.round, order.lr, order.steps, order.decay, False, order.attempt, bounding)
-        (report,) = worker.sum(work, message, [visit], into)
+        (report,) = worker.sum(work, message, [participant], into)
         if not report.finite and not masked:  # under masks its noise alone goes, and nobody knows
             raise ArithmeticError("the update was infinite or not a number")
         digest = None

@@ -85,7 +85,7 @@ def due_parts(
     """What a client pays for taking part in a round, after the rounds `before` of the same run; raises
     `NotAllowed` if correlated noise does not let it take part now.
 
-    Correlated noise: the first round pays for all that come, b rounds apart or more; one that is played again
+    Correlated noise: the first round pays for all that come, b rounds apart or more; one that is repeated
     pays for the longest row that there is.
     """
     if not isinstance(mechanism, Correlated):
@@ -156,7 +156,7 @@ class OwnLedgers:
                 raise
 
     def rounds(self, run: str) -> list[int]:
-        """The rounds of a run that were paid for here, in their order; one played again is there again."""
+        """The rounds of a run that were paid for here, in their order; a repeated one again."""
         for account in self.accounts():
             if account.run == run:
                 return [charge.round for charge in account.contents.charges]

@@ -10,7 +10,7 @@ A round has five legs of orders and answers, each with a deadline of its own (`t
     unmask     t of these signatures                 →  what removes the masks from the sum, and from no part
 
 Whoever does not answer a leg has left the round. With fewer than the threshold left there is no sum; the
-round has been paid for, and `tacit resume` plays it again.
+round has been paid for, and `tacit resume` repeats it.
 """
 
 from __future__ import annotations
@@ -56,26 +56,28 @@ class MaskedSums(Deployed):
     """Nobody need put masks around it."""
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Participant], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
-        if not visits:
+        if not participants:
             for total in self._total.values():
                 total.zero_()
             return self._total, []
         self._wait()
         try:
-            return self._masked_sum(order, message, visits, progress)
+            return self._masked_sum(order, message, participants, progress)
         except Refused as error:
             raise UserError(
                 f"{error}. {self._log} says why of each. Mend that, then `tacit resume`"
             ) from None
 
     def _masked_sum(
-        self, order: Order, message: Vectors, visits: Sequence[Participant], progress: Progress
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress
     ) -> tuple[Vectors, list[Report]]:
         body, vectors = pack(message)
         name = body_hash(body)
-        orders = {visit.client: self._order(order, visit, vectors, name) for visit in visits}
+        orders = {
+            participant.client: self._order(order, participant, vectors, name) for participant in participants
+        }
         members = tuple(orders[number].to for number in sorted(orders))
         orders = {number: replace(one, members=members) for number, one in orders.items()}
         terms = self._terms(order, orders)
@@ -96,7 +98,7 @@ class MaskedSums(Deployed):
             if n in deliveries
         ]
         leg = self._sent(training, body)
-        reports = self._uploads(order, server, leg, visits, progress)
+        reports = self._uploads(order, server, leg, participants, progress)
         survivors = server.survivors()
         said = encode(survivors)
         self._steps(order, server, self._next(order, terms, AGREE, survivors.numbers, said), said)
@@ -146,30 +148,34 @@ class MaskedSums(Deployed):
                 server.receive(bytes(exact(parcels[client][1], head.size, head.body)))
 
     def _uploads(
-        self, order: Order, server: Server, leg: Leg, visits: Sequence[Participant], progress: Progress
+        self, order: Order, server: Server, leg: Leg, participants: Sequence[Participant], progress: Progress
     ) -> list[Report]:
         """The leg of the uploads, in the order of the shards, so that memory holds no more than one's."""
         reports: list[Report] = []
         done = 0
-        for shard in shards(visits, self._population.sizes):
-            asked = [visit for visit in shard if visit.client in leg.told]
-            parcels = self._collected(leg, [visit.client for visit in asked])
-            for visit in asked:
-                with self._noting(order, visit.client):
-                    head = self._opened(leg, visit.client, parcels.get(visit.client), Answer)
-                    reports.append(self._received(order, server, visit, head, parcels[visit.client][1]))
+        for shard in shards(participants, self._population.sizes):
+            asked = [participant for participant in shard if participant.client in leg.told]
+            parcels = self._collected(leg, [participant.client for participant in asked])
+            for participant in asked:
+                with self._noting(order, participant.client):
+                    head = self._opened(leg, participant.client, parcels.get(participant.client), Answer)
+                    reports.append(
+                        self._received(order, server, participant, head, parcels[participant.client][1])
+                    )
             done += len(shard)
             progress(done)
         return reports
 
-    def _received(self, order: Order, server: Server, visit: Participant, head: Answer, body: Body) -> Report:
+    def _received(
+        self, order: Order, server: Server, participant: Participant, head: Answer, body: Body
+    ) -> Report:
         most = (server.terms.length * server.terms.bits + 7) // 8 + ENVELOPE
         vectors = head.vectors
         if len(vectors) != 1 or vectors[0][:2] != MASKED or vectors[0][2] > most:
             raise BadMessage("what it sent is no masked upload")
-        self._refuse_other_state(order, visit, head)
+        self._refuse_other_state(order, participant, head)
         server.receive(bytes(exact(body, vectors[0][2], head.body)))
-        return self._reported(visit, head, 1.0, math.nan if head.norm is None else head.norm)
+        return self._reported(participant, head, 1.0, math.nan if head.norm is None else head.norm)
 
     @contextmanager
     def _noting(self, order: Order, client: int) -> Iterator[None]:

@@ -104,36 +104,38 @@ class Deployed:
         self._layout, self._frozen = layout_hash(job.layout), frozen_hash(job.model)
 
     def sum(
-        self, order: Order, message: Vectors, visits: Sequence[Participant], progress: Progress = ignore
+        self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
     ) -> tuple[Vectors, list[Report]]:
         for total in self._total.values():
             total.zero_()
         self._wait()
         body, vectors = pack(message)
         body_name = body_hash(body)
-        leg = self._sent([self._order(order, visit, vectors, body_name) for visit in visits], body)
+        leg = self._sent(
+            [self._order(order, participant, vectors, body_name) for participant in participants], body
+        )
         reports: list[Report] = []
         outcomes: dict[str, int] = {}
         done = 0
-        for shard in shards(visits, self._population.sizes):
+        for shard in shards(participants, self._population.sizes):
             for total in self._shard.values():
                 total.zero_()
-            parcels = self._collected(leg, [visit.client for visit in shard])
-            for visit in shard:
+            parcels = self._collected(leg, [participant.client for participant in shard])
+            for participant in shard:
                 done += 1
                 try:
-                    reports.append(self._added(order, visit, leg, parcels.get(visit.client)))
+                    reports.append(self._added(order, participant, leg, parcels.get(participant.client)))
                 except Nothing as error:
                     outcomes[error.what] = outcomes.get(error.what, 0) + 1
-                    self._note(error.what, order, visit.client, str(error))
+                    self._note(error.what, order, participant.client, str(error))
             for name, total in self._total.items():
                 total.add_(self._shard[name])
             progress(done)
-        if visits and not reports and not isinstance(self.job.privacy, ClientLevel):
+        if participants and not reports and not isinstance(self.job.privacy, ClientLevel):
             counted = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items()))
             raise UserError(
-                f"round {order.round + 1}: none of {len(visits)} clients took part ({counted}); {self._log} "
-                "says why of each. Mend that, then `tacit resume`"
+                f"round {order.round + 1}: none of {len(participants)} clients took part ({counted}); "
+                f"{self._log} says why of each. Mend that, then `tacit resume`"
             )
         return self._total, reports
 
@@ -143,7 +145,7 @@ class Deployed:
         return job.summarise([self._worker.evaluate_chunk(chunk) for chunk in range(job.chunks)])
 
     def evaluate_clients(
-        self, message: Vectors, visits: Sequence[Participant], tune: Tune | None = None
+        self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
         raise UserError(
             "evaluate.clients: real clients do not tell how good their own models are; leave it out"
@@ -169,8 +171,10 @@ class Deployed:
                 )
             time.sleep(POLL)
 
-    def _order(self, order: Order, visit: Participant, vectors: tuple[Vector, ...], body: str) -> TrainOrder:
-        looks, states, client = self._population.looks, self._states, visit.client
+    def _order(
+        self, order: Order, participant: Participant, vectors: tuple[Vector, ...], body: str
+    ) -> TrainOrder:
+        looks, states, client = self._population.looks, self._states, participant.client
         return TrainOrder(
             run=states.run,
             to=self._member(client).who,
@@ -181,7 +185,7 @@ class Deployed:
             ttl=float(self._patience.deadline),
             round=order.round,
             attempt=order.attempt,
-            replay=visit.replay,
+            replay=participant.replay,
             lr=float(order.lr),
             steps=order.steps,
             decay=float(order.decay),
@@ -192,8 +196,8 @@ class Deployed:
             labels=looks.labels,
             layout=self._layout,
             frozen=self._frozen,
-            state=visit.state,
-            state_digest=states.told(client, visit.state),
+            state=participant.state,
+            state_digest=states.told(client, participant.state),
             keep=states.kept(client),
             vectors=vectors,
             body=body,
@@ -251,37 +255,37 @@ class Deployed:
             raise Nothing("invalid", str(error)) from error
         return head
 
-    def _added(self, order: Order, visit: Participant, leg: Leg, parcel: Parcel | None) -> Report:
+    def _added(self, order: Order, participant: Participant, leg: Leg, parcel: Parcel | None) -> Report:
         """Add a client's answer to the shard's sum, if it is one."""
-        head, member = self._opened(leg, visit.client, parcel, Answer), self._member(visit.client)
+        head, member = self._opened(leg, participant.client, parcel, Answer), self._member(participant.client)
         assert parcel is not None
         try:
             bounding, sizes = order.bounding, self.job.upload_sizes
             upload = widened(unpack(parcel[1], head, expected_upload(self.job, bounding)), bounding, sizes)
             weight = self._weight(order, head, member)
             norm = checked_norm(upload, bounding)
-            self._refuse_other_state(order, visit, head)
+            self._refuse_other_state(order, participant, head)
         except BadMessage as error:
             raise Nothing("invalid", str(error)) from error
         for name, vector in upload.items():
             self._shard[name].add_(vector, alpha=weight)
         if head.norm is not None and isinstance(self.job.privacy, ClientLevel):
             norm = head.norm
-        return self._reported(visit, head, weight, norm)
+        return self._reported(participant, head, weight, norm)
 
     @staticmethod
-    def _refuse_other_state(order: Order, visit: Participant, head: Answer) -> None:
-        if head.state not in (None, version(order.round, order.attempt, visit.replay)):
+    def _refuse_other_state(order: Order, participant: Participant, head: Answer) -> None:
+        if head.state not in (None, version(order.round, order.attempt, participant.replay)):
             raise BadMessage("it names a state that it was not asked for")
 
-    def _reported(self, visit: Participant, head: Answer, weight: float, norm: float) -> Report:
+    def _reported(self, participant: Participant, head: Answer, weight: float, norm: float) -> Report:
         """What is known of a client whose upload is in the sum."""
         if head.state is not None and head.state_digest is not None:
-            self._states.note(visit.client, head.state, head.state_digest)
+            self._states.note(participant.client, head.state, head.state_digest)
         return Report(
-            client=visit.client,
+            client=participant.client,
             weight=float(weight),
-            examples=self._member(visit.client).records if head.examples is None else head.examples,
+            examples=self._member(participant.client).records if head.examples is None else head.examples,
             steps=head.steps,
             loss=math.nan if head.loss is None else head.loss,
             norm=norm,
