@@ -1,10 +1,13 @@
-"""The environment of the benchmarks can still be built: its pins suit what we demand, and what peers do."""
+"""The benchmarks can still be run: their pins suit us and the peers, and the names they import exist."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -44,3 +47,16 @@ def test_the_main_environment_has_room_for_flower() -> None:
         assert requirement.specifier.contains(pinned[requirement.name]), line
     for requirement in demands("transformers", "tensorboard", "speech"):
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("bench/*.py")), ids=lambda file: file.name)
+def test_what_a_benchmark_imports_of_ours_exists(file: Path) -> None:
+    """Benchmarks take minutes and are run by hand: a name that is gone must be noticed before."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tacit":
+            home = importlib.import_module(str(node.module))
+            for name in (alias.name for alias in node.names):
+                inside = (
+                    importlib.util.find_spec(f"{node.module}.{name}") if hasattr(home, "__path__") else None
+                )
+                assert hasattr(home, name) or inside, f"{file.name} imports {name} from {node.module}"
