@@ -9,6 +9,7 @@ which masks.
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tacit.config.build import build_job
 from tacit.data.speech.tiny import tiny
 from tacit.engine.contract import Order, Participant
 from tacit.engine.worker import Job, Worker
+from tacit.federation.run import SPLIT_USERS
 
 CLIENT = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
 PEOPLE = 12
@@ -96,6 +98,30 @@ def test_who_is_public_does_not_depend_on_who_else_is_there(tmp_path: Path) -> N
     assert 0 < len(whole) < PEOPLE
     for out in range(PEOPLE):
         assert public(out) == whole - {f"person {out}"}
+
+
+@pytest.mark.parametrize("kind", [{"kind": "natural"}, {"kind": "iid", "clients": 6}])
+def test_clients_that_are_not_the_users_are_said_to_be_what_is_protected(
+    tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    """Dealt out at random, a person is at many clients, and no clipping norm bounds all of them together."""
+    data = tacit.dataset(rows(None), features=["a", "b"], label="kind", user="who", classes=["no", "yes"])
+    settings = {
+        "rounds": 1,
+        "data": {"name": "people", "partition": kind},
+        "model": "mlp",
+        "cohort": 3,
+        "local": {"steps": 1, "batch": 2, "lr": 0.5},
+        "engine": {"workers": 0},
+        "privacy": CLIENT,
+    }
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        result = tacit.run(tacit.load(settings), tmp_path / "run", dataset=data)
+    said = [str(one.message) for one in heard] + [tacit.statement(result.path).text()]
+    assert [SPLIT_USERS[:30] in " ".join(one.split()) for one in said].count(True) == (
+        0 if kind["kind"] == "natural" else 2
+    )
 
 
 def uploads(one: Job, times: int) -> list[torch.Tensor]:

@@ -61,6 +61,16 @@ class Population:
         sizes: NDArray[Any] = owned - held_out.astype(owned.dtype)
         return sizes
 
+    @cached_property
+    def splits_users(self) -> bool:
+        """Whether somebody's records are at several clients: then a client is not all of a user."""
+        users = self.records.users
+        if users is None or not len(self.indices):
+            return False
+        client = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        names, user = np.unique(np.asarray(users)[self.indices], return_inverse=True)
+        return len(np.unique(user.reshape(-1).astype(np.int64) * len(self) + client)) > len(names)
+
     def train(self, client: int) -> NDArray[Any]:
         """The client's training records, as positions in `records`."""
         start, middle, _, _ = self._bounds(client)

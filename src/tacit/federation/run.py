@@ -46,6 +46,11 @@ from tacit.privacy import (
     refuse_weights,
 )
 
+SPLIT_USERS = (
+    "the data's users have records at several clients: a client is protected, and not all that a user has; "
+    "for that set data.partition: {kind: natural}"
+)
+
 
 class Federation:
     """One run: its server, its engine and its folder."""
@@ -86,6 +91,10 @@ class Federation:
         self._best: dict[str, Any] = {}
         """Which of the best models on disk is this run's, for the next checkpoint's manifest."""
         self._notes = self._restore()
+        claims = job.privacy is not None and not job.privacy.simulated and self.server.protects_clients
+        if claims and job.population.splits_users:
+            self._notes.append(SPLIT_USERS)
+            self.spending.remarks += [SPLIT_USERS] if SPLIT_USERS not in self.spending.remarks else []
 
     def run(self) -> Result:
         """Train to the last round; stop early, saved, when asked to (Ctrl-C or SIGTERM)."""
