@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tacit.gradients.clipped import _affordable
+from tacit.gradients.functions import FREE
+from tacit.gradients.marks import Mark, Spread
 from tacit.gradients.plain import Batch, Losses, batch_size
 from tacit.gradients.proof import Known
 from tacit.gradients.records import Explicit, PerRecord, sum_by_record
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey
-from tacit.gradients.tape import FREE, Tape, _Mark, _Spread, tensors_in
+from tacit.gradients.tape import Tape, tensors_in
 from tacit.vector import Flat
 
 
@@ -68,7 +70,7 @@ class Sketch(Tape):
     def finish(self, losses: Tensor) -> None:
         pass
 
-    def _expect(self, target: Tensor | None) -> _Mark | None:
+    def _expect(self, target: Tensor | None) -> Mark | None:
         if target is not None and id(target) in self._index:
             self._uses[self._index[id(target)]] += 1
         return None
@@ -82,7 +84,7 @@ class Sketch(Tape):
             own = [min(pair) for pair in zip(own, tensor.shape, strict=True)]
             self.give(tensor, Explicit(sum_by_record(grad, own, self.records, axis)))
 
-        out: Tensor = _Spread.apply(self.anchor, tensor.detach(), shape, found)  # type: ignore[no-untyped-call]
+        out: Tensor = Spread.apply(self.anchor, tensor.detach(), shape, found)  # type: ignore[no-untyped-call]
         return out
 
     def give(self, target: Tensor, form: PerRecord) -> None:

@@ -37,8 +37,9 @@ from tacit.gradients.proof import Book, Draws, Known
 from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
-from tacit.gradients.tape import Tape, Unseen, Unsupported
+from tacit.gradients.tape import Tape, Unsupported
 from tacit.gradients.unchanged import Unchanged
+from tacit.gradients.unseen import Unseen
 from tacit.vector import Flat
 
 log = logging.getLogger(__name__)

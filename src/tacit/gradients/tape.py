@@ -4,9 +4,8 @@ While a `Tape` is active, every torch function that a model calls passes through
 three kinds: *data* (computed from the batch, with an axis that counts the records), *owned* (a trainable
 parameter, or computed from parameters alone, such as an expanded class token), and constants. Where the axes
 go is worked out by `axes`, once for each different call. Where owned tensors meet data, a rule takes over: it
-runs the very same function with the parameter detached, so that autograd computes no weight gradient,
-and asks
-to be called with the gradient of the output.
+runs the very same function with the parameter detached, so that autograd computes no weight gradient, and
+asks to be called with the gradient of the output.
 
 Watching functions rather than modules means that tied weights, modules called twice, bare parameters
 and weights used behind a module's back are all seen. A tensor that the tape did not see made, a function that
@@ -16,9 +15,7 @@ has no rule for its gradient, raises `Unsupported`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from threading import get_ident
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,10 +24,11 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.gradients import autograd, generators
 from tacit.gradients.axes import Unsupported, function_name, tensors_in
+from tacit.gradients.functions import AGREED, COMPARISONS, DATA, FREE, GRAD, WANTS
+from tacit.gradients.marks import Anchor, Mark, Spread, Token, Watched
 from tacit.gradients.plain import Batch, batch_size
 from tacit.gradients.proof import (
     INNER,
@@ -48,173 +46,13 @@ from tacit.gradients.proof import (
 )
 from tacit.gradients.records import Explicit, PerRecord, in_full, sum_by_record, sum_of
 from tacit.gradients.unchanged import refuse_change
+from tacit.gradients.unseen import teach_transformers
 
 Rule = Callable[..., Any]
 """rule(tape, function, *args, **kwargs): what `function` returns, with its parameters under watch."""
 
 
-class _Token:
-    """One pass, in one thread; marks of other passes mean nothing to it."""
-
-    def __init__(self, refuse: Callable[[Unsupported], NoReturn]) -> None:
-        self.active, self._refuse, self._thread = True, refuse, get_ident()
-
-    def refuse_elsewhere(self) -> None:
-        if self.active and get_ident() != self._thread:
-            self._refuse(Unsupported("data used in another thread", alone=True))
-
-
-class _Mark:
-    """What a tensor is made of; kept as an attribute of the tensor itself, so it lives exactly as long."""
-
-    __slots__ = ("axes", "core", "order", "parameters", "token")
-
-    def __init__(
-        self,
-        token: _Token,
-        axes: str,
-        parameters: frozenset[int] = frozenset(),
-        core: Tensor | None = None,
-        order: int = 0,
-    ) -> None:
-        self.token, self.axes, self.order = token, axes, order
-        self.parameters = parameters
-        """Indices of the parameters it was computed from; empty for data and constants."""
-        self.core = core
-        """For an owned tensor expanded over records: the same with a dimension of one in their place."""
-
-
 _NONE: frozenset[int] = frozenset()
-
-
-class Watched(Tensor):
-    """Data of a pass that tells where it is used. Modes watch one thread; a tensor's class goes along to all.
-
-    A mean that another thread takes, and a branch on it, would leave nothing on the tape. As slow as `Unseen`
-    and, like it, for a model's comparison alone.
-    """
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tensors_in(args, kwargs):
-            mark: _Mark | None = getattr(tensor, "_tacit", None)
-            if mark is not None:
-                mark.token.refuse_elsewhere()
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-
-def _getters(*names: str) -> list[Any]:
-    return [getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name)]
-
-
-FREE = frozenset(
-    [
-        getattr(owner, name)
-        for owner in (torch, Tensor)
-        for name in [
-            "size",
-            "dim",
-            "numel",
-            "nelement",
-            "ndimension",
-            "__len__",
-            "stride",
-            "is_contiguous",
-            "element_size",
-            "is_floating_point",
-            "is_complex",
-            "is_signed",
-            "get_device",
-            "storage_offset",
-            "is_inference",
-            "is_conj",
-            "is_neg",
-            "is_same_size",
-            "__hash__",
-            "is_pinned",
-            "is_shared",
-        ]
-        if hasattr(owner, name)
-    ]
-    + _getters(
-        *[
-            "shape",
-            "ndim",
-            "dtype",
-            "device",
-            "layout",
-            "requires_grad",
-            "is_cuda",
-            "is_cpu",
-            "is_meta",
-            "is_sparse",
-            "is_quantized",
-            "is_leaf",
-            "is_mkldnn",
-            "is_mps",
-            "is_xpu",
-            "is_nested",
-            "itemsize",
-            "nbytes",
-            "names",
-            "is_sparse_csr",
-            "is_vulkan",
-            "is_ipu",
-            "is_maia",
-        ]
-    )
-)
-"""Functions that tell a tensor's shape and kind, and nothing of what is in it."""
-_DATA, _GRAD, _WANTS = Tensor.data.__get__, Tensor.grad.__get__, Tensor.requires_grad.__set__  # type: ignore[attr-defined,union-attr]
-AGREED = frozenset(
-    f
-    for name in ("all", "any", "max", "min", "amax", "amin")
-    for f in (getattr(torch, name), getattr(Tensor, name))
-)
-"""Reductions whose value may leave to Python where it is the same for every record by itself.
-
-Not where it has a gradient, which all records together would be given."""
-
-
-COMPARISONS: dict[Any, Any] = {
-    Tensor.lt: Tensor.gt,
-    Tensor.gt: Tensor.lt,
-    Tensor.le: Tensor.ge,
-    Tensor.ge: Tensor.le,
-    Tensor.__eq__: Tensor.__eq__,
-    Tensor.ne: Tensor.ne,
-}
-"""The operators, and what they are with their sides exchanged."""
-
-
-class _Anchor(torch.autograd.Function):
-    """The identity, but the output has a gradient even where no input of the layer needs one."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
-        ctx.mark_dirty(output)  # the same memory, and later in-place functions stay allowed
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
-        return None, None
-
-
-class _Spread(torch.autograd.Function):
-    """An owned tensor broadcast to one copy per record; its gradient goes to the tape, unsummed."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, tensor: Tensor, shape: Sequence[int], found: Callable[[Tensor], None]
-    ) -> Tensor:
-        ctx.found = found
-        return tensor.expand(shape)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
-        ctx.found(grads[0])
-        return None, None, None, None
 
 
 class Tape(TorchFunctionMode):
@@ -246,15 +84,15 @@ class Tape(TorchFunctionMode):
         self._book = Book() if book is None else book
         self._draws, self._replay, self._drawn = draws or Draws(), replay, 0
         self._seeds = generators.seeds(self._device) if replay else None
-        self._token = _Token(self.refuse)
+        self._token = Token(self.refuse)
         teach_transformers()
-        self._marks: dict[str, _Mark] = {}
+        self._marks: dict[str, Mark] = {}
         self._obstacle: Unsupported | None = None
         self._written: dict[int, int] = {}
         self._versions: dict[int, int] = {}
         self._clock = 0
         self._own_marks = {
-            id(p): _Mark(self._token, "." * p.dim(), frozenset((i,))) for i, p in enumerate(self._parameters)
+            id(p): Mark(self._token, "." * p.dim(), frozenset((i,))) for i, p in enumerate(self._parameters)
         }
         self._uses = [0] * len(self._parameters)
         self._found: list[list[PerRecord]] = [[] for _ in self._parameters]
@@ -288,7 +126,7 @@ class Tape(TorchFunctionMode):
             # A record's draws would be those of its place, and its place is a matter of the others.
             raise Unsupported("a model that seeds torch's generator", alone=True)
         tensors: list[Tensor] = []
-        marks: list[_Mark] = []
+        marks: list[Mark] = []
         parts: list[Any] = []
         self._describe(args, tensors, marks, parts, False)
         if kwargs:
@@ -313,7 +151,7 @@ class Tape(TorchFunctionMode):
         return self._call(line, func, args, kwargs, tensors, marks, data, parameters)
 
     def _describe(
-        self, values: Sequence[Any], tensors: list[Tensor], marks: list[_Mark], parts: list[Any], inner: bool
+        self, values: Sequence[Any], tensors: list[Tensor], marks: list[Mark], parts: list[Any], inner: bool
     ) -> None:
         """Append the line's entries for `values`."""
         for value in values:
@@ -355,7 +193,7 @@ class Tape(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
-        marks: list[_Mark],
+        marks: list[Mark],
         key: tuple[Any, ...],
         data: bool,
         parameters: frozenset[int],
@@ -363,7 +201,7 @@ class Tape(TorchFunctionMode):
         """A call with arguments that have not been seen: where do the axes go?"""
         if func in AGREED and data and len(args) == 1 and not kwargs and not args[0].requires_grad:
             return self._agreed(func, args[0], marks[0].axes)
-        if data and (func == _WANTS or func is Tensor.requires_grad_):
+        if data and (func == WANTS or func is Tensor.requires_grad_):
             return args[0]  # what a model wants of its input's gradient does not concern its parameters
         if not torchs_own(func):
             raise Unsupported(f"{function_name(func)}, which is not torch's own", alone=True)
@@ -373,9 +211,9 @@ class Tape(TorchFunctionMode):
         ruled = bool(parameters) and data and torch.is_grad_enabled()
         if ruled and func not in self._rules:
             raise Unsupported(f"{function_name(func)} on {self._name(parameters)}")
-        if func == _DATA:
+        if func == DATA:
             line.outputs = [marks[0].axes]
-        elif func == _GRAD:
+        elif func == GRAD:
             raise Unsupported("the gradient of another batch", alone=True)
         elif self.records > 1 and not (ruled and func in COMPOSED):
             follow_line(line, [m.axes for m in marks], args, kwargs, self.records)
@@ -408,7 +246,7 @@ class Tape(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
-        marks: list[_Mark],
+        marks: list[Mark],
         data: bool,
         parameters: frozenset[int],
     ) -> Any:
@@ -461,17 +299,17 @@ class Tape(TorchFunctionMode):
             elif id(tensor) not in self._index:
                 if tensor.requires_grad:
                     core = self._core(func, args, kwargs, tensor, letters)
-                    tensor._tacit = _Mark(self._token, letters, parameters, core)  # type: ignore[attr-defined]
+                    tensor._tacit = Mark(self._token, letters, parameters, core)  # type: ignore[attr-defined]
                 else:
                     self._tag(tensor, letters)
 
     def _tag(self, tensor: Tensor, axes: str) -> None:
         if self._written:
-            mark = _Mark(self._token, axes, order=self._clock)
+            mark = Mark(self._token, axes, order=self._clock)
         else:
             found = self._marks.get(axes)
             if found is None:
-                found = self._marks[axes] = _Mark(self._token, axes)
+                found = self._marks[axes] = Mark(self._token, axes)
             mark = found
         if tensor._version:
             self._versions[tensor.untyped_storage().data_ptr()] = tensor._version
@@ -484,8 +322,8 @@ class Tape(TorchFunctionMode):
         """With one record every tensor made from it is its own."""
         return "R" + "." * (tensor.dim() - 1) if tensor.dim() else ""
 
-    def _mark(self, tensor: Tensor) -> _Mark:
-        mark: _Mark | None = getattr(tensor, "_tacit", None)
+    def _mark(self, tensor: Tensor) -> Mark:
+        mark: Mark | None = getattr(tensor, "_tacit", None)
         if mark is None or mark.token is not self._token:
             own = self._own_marks.get(id(tensor))
             if own is not None:
@@ -502,7 +340,7 @@ class Tape(TorchFunctionMode):
                 raise Unsupported("a view of a tensor that data was written into")
         return mark
 
-    def _elsewhere(self, tensor: Tensor, mark: _Mark | None) -> _Mark:
+    def _elsewhere(self, tensor: Tensor, mark: Mark | None) -> Mark:
         """A tensor that this tape did not see made: one of the model's own, or nobody knows."""
         made_before = mark is not None and not mark.parameters and set(mark.axes) <= {"."}
         if tensor.requires_grad or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
@@ -512,7 +350,7 @@ class Tape(TorchFunctionMode):
         axes = "." * tensor.dim()
         found = self._marks.get(axes)
         if found is None:
-            found = self._marks[axes] = _Mark(self._token, axes)
+            found = self._marks[axes] = Mark(self._token, axes)
         return found
 
     def _refuse_writes(self, func: Any, line: Line, tensors: list[Tensor]) -> None:
@@ -588,7 +426,7 @@ class Tape(TorchFunctionMode):
 
     def _own(self, core: Tensor, source: Tensor) -> Tensor:
         mark = self._mark(source)
-        core._tacit = _Mark(self._token, "." * core.dim(), mark.parameters)  # type: ignore[attr-defined]
+        core._tacit = Mark(self._token, "." * core.dim(), mark.parameters)  # type: ignore[attr-defined]
         return core
 
     def owned(self, tensor: object) -> bool:
@@ -623,7 +461,7 @@ class Tape(TorchFunctionMode):
         """Have `grads(output gradient, *saved)` called in the backward pass, for the targets' gradients."""
         self.expect(*targets)
         if not output.requires_grad:
-            output = _Anchor.apply(output, self.anchor)  # type: ignore[no-untyped-call]
+            output = Anchor.apply(output, self.anchor)  # type: ignore[no-untyped-call]
         held = [tensor.detach() for tensor in saved]
         self._saved.append(held)
         versions = [tensor._version for tensor in held]
@@ -650,7 +488,7 @@ class Tape(TorchFunctionMode):
         for target in targets:
             self._expect(target)
 
-    def _expect(self, target: Tensor | None) -> _Mark | None:
+    def _expect(self, target: Tensor | None) -> Mark | None:
         mark = self._mark(target) if target is not None else None
         if mark is None or not mark.parameters:
             return None
@@ -673,7 +511,7 @@ class Tape(TorchFunctionMode):
         def found(grad: Tensor) -> None:
             self.give(core, Explicit(sum_by_record(grad, core.shape, self.records, axis)))
 
-        out: Tensor = _Spread.apply(self.anchor, core.detach(), shape, found)  # type: ignore[no-untyped-call]
+        out: Tensor = Spread.apply(self.anchor, core.detach(), shape, found)  # type: ignore[no-untyped-call]
         return out
 
     # ---- backward -----------------------------------------------------------------------------------
@@ -757,44 +595,6 @@ class Tape(TorchFunctionMode):
 
     def _name(self, parameters: frozenset[int]) -> str:
         return ", ".join(self._names[i] for i in sorted(parameters))
-
-
-class Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses an operation that no function on the tape has asked for.
-
-    Scripted code, and code that switches torch's overrides off, would look at all records behind the tape's
-    back: a branch on their mean leaves nothing on it. Slow, so it watches a model's comparison alone.
-    """
-
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._tape = tape
-        tape.watchers += 1
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        watching = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        if self._tape in watching:
-            self._tape.refuse(Unsupported(f"{func}, called behind the tape's back", alone=True))
-        return func(*args, **(kwargs or {}))
-
-
-def teach_transformers() -> None:
-    """Have transformers take its branch for tracing where it would look into data.
-
-    Before it looks whether any token of a batch is masked (to leave a mask out if none is), transformers asks
-    whether it is being traced. To a tape, it is: the mask is then always used.
-    """
-    module = sys.modules.get("transformers.utils.import_utils")
-    original = getattr(module, "is_fake_tensor", None)
-    if original is None or hasattr(original, "_tacit"):
-        return
-
-    def is_fake_tensor(x: object) -> bool:
-        mark = getattr(x, "_tacit", None)
-        return (isinstance(mark, _Mark) and mark.token.active and "R" in mark.axes) or bool(original(x))
-
-    is_fake_tensor._tacit = True  # type: ignore[attr-defined]
-    module.is_fake_tensor = is_fake_tensor  # type: ignore[union-attr]
 
 
 COMPOSED: set[Any] = {torch.nn.functional.multi_head_attention_forward}
