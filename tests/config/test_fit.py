@@ -76,19 +76,47 @@ SERVER: dict[str, dict[str, Any]] = {
 NEAR = 0.1
 
 
+def refuse_far(role: str, cases: dict[str, dict[str, Any]]) -> None:
+    """One process for all cases of a role: what was allocated for one has gone before the next.
+
+    What is beyond the limit is measured again, in another process, up to three times: a kernel that takes
+    idle pages back while others want memory makes a resident set look smaller than it is, before or at the
+    peak. An estimate that is wrong stays so.
+    """
+    far: dict[str, str] = {}
+    for _ in range(3):
+        found = dict(zip(cases, bench.measure(role, list(cases.values()), apart=True), strict=True))
+        assert all(measured > 3e7 for measured, _ in found.values())  # or the process's own pages would count
+        far = {
+            name: f"{measured / 1e6:.0f} MB, said {estimated / 1e6:.0f}"
+            for name, (measured, estimated) in found.items()
+            if estimated != pytest.approx(measured, rel=NEAR)
+        }
+        cases = {name: cases[name] for name in far}
+        if not far:
+            return
+    pytest.fail(str(far))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("role", "cases"),
+    [
+        (
+            "worker",
+            ["vectors that are bounded", "convolutions, clipped", "transformer, forgetful", "language"],
+        ),
+        ("server", ["whole numbers", "moments"]),
+    ],
+)
+def test_a_process_allocates_what_was_said(role: str, cases: list[str]) -> None:
+    refuse_far(role, {name: (WORKER if role == "worker" else SERVER)[name] for name in cases})
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["worker", "server"])
-def test_a_process_allocates_what_was_said(role: str) -> None:
-    """One process for all cases of a role: what was allocated for one has gone before the next."""
-    cases = WORKER if role == "worker" else SERVER
-    found = dict(zip(cases, bench.measure(role, list(cases.values()), apart=True), strict=True))
-    assert all(measured > 3e7 for measured, _ in found.values())  # else the process's own pages would count
-    far = {
-        name: f"{measured / 1e6:.0f} MB, said {estimated / 1e6:.0f}"
-        for name, (measured, estimated) in found.items()
-        if estimated != pytest.approx(measured, rel=NEAR)
-    }
-    assert not far
+def test_processes_of_every_kind_allocate_what_was_said(role: str) -> None:
+    refuse_far(role, WORKER if role == "worker" else SERVER)
 
 
 @pytest.mark.slow

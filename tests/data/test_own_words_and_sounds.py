@@ -153,15 +153,15 @@ def test_a_sound_is_the_same_however_it_is_given() -> None:
     forms = ["a.wav", {"bytes": Path("a.wav").read_bytes(), "path": None}, tone(500).tolist(),
              {"array": tone(500), "sampling_rate": RATE}]  # fmt: skip
     rows = [{"clip": form, "kind": "x"} for form in forms]
-    data = tacit.dataset(rows, test=rows, audio="clip", label="kind", seconds=1.0)
+    data = tacit.dataset(rows, test=rows, audio="clip", label="kind", classes=["x", "y"], seconds=1.0)
     assert data.shape == (1, 98, 80)
     x = data.train.take(np.arange(4))["x"]
     assert all(torch.equal(x[0], other) for other in x[1:])
     assert bool(x[0, :, 48:].eq(0).all()) and bool(x[0, :, :48].ne(0).any()), "what is beyond its end is zero"
     half = [{"clip": {"array": tone(500, rate=8000), "sampling_rate": 8000}, "kind": "x"}]
-    near = tacit.dataset(half, test=half, audio="clip", label="kind", seconds=1.0).train.take(np.arange(1))[
-        "x"
-    ]
+    near = tacit.dataset(
+        half, test=half, audio="clip", label="kind", classes=["x", "y"], seconds=1.0
+    ).train.take(np.arange(1))["x"]
     assert (near - x[:1]).abs().mean() < 0.3, "another rate, the same sound"
 
 

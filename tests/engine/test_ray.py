@@ -670,7 +670,9 @@ def test_small_arrays_are_a_workers_own_and_large_ones_are_apart() -> None:
     assert small[0] == 0.0
 
 
-@pytest.mark.parametrize("privacy", [None, {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}])
+@pytest.mark.parametrize(
+    "privacy", [None, {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": "seed"}]
+)
 def test_the_sums_of_a_bundle_are_those_of_its_shards_one_by_one(
     privacy: dict[str, Any] | None, tmp_path: Path
 ) -> None:

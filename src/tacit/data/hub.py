@@ -236,7 +236,10 @@ def _opened(get: Callable[[], Any], number: int) -> Any:
         picture = get()
         picture.load()
     except (OSError, SyntaxError, ValueError) as error:  # what PIL says of files that are broken
-        raise UserError(f"picture {number}: {first_line(error)}; mend the file, or take it away") from None
+        told = str(error).strip().splitlines() or [
+            type(error).__name__
+        ]  # whole: it ends with the file's name
+        raise UserError(f"picture {number}: {told[0]}; mend the file, or take it away") from None
     return picture
 
 
