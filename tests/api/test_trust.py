@@ -179,9 +179,9 @@ def test_a_run_that_a_budget_ended_is_finished(config, dataset) -> None:
 
 
 def test_a_loose_delta_and_a_large_epsilon_are_told_of(config, dataset) -> None:
-    privacy = {"unit": "client", "clip": 0.5, "noise": 0.2, "delta": 0.1}
+    privacy, natural = {"unit": "client", "clip": 0.5, "noise": 0.2, "delta": 0.1}, {"kind": "natural"}
     with pytest.warns(RuntimeWarning) as said:
-        tacit.run(config(rounds=2, privacy=privacy), "run", dataset=dataset)
+        tacit.run(config(rounds=2, data__partition=natural, privacy=privacy), "run", dataset=dataset)
     told = " ".join(str(warning.message) for warning in said)
     assert "not below 1 ÷ 12 clients" in told and "ε has passed 20" in told
     statement = tacit.statement("run")
@@ -189,7 +189,7 @@ def test_a_loose_delta_and_a_large_epsilon_are_told_of(config, dataset) -> None:
     assert len(statement.to_dict()["warnings"]) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tacit.run(config(rounds=2, privacy=CLIENT), "sound", dataset=dataset)
+        tacit.run(config(rounds=2, data__partition=natural, privacy=CLIENT), "sound", dataset=dataset)
     assert "Mind" not in tacit.statement("sound").text()
 
 
