@@ -197,7 +197,7 @@ def test_clients_of_another_partition_are_not_the_same_clients(config, dataset) 
             tacit.ledger(["small", f"alone-{clients}"])
     people = {"data__partition": {"kind": "natural"}, "cohort": 5, "privacy": CLIENT}
     tacit.run(config(rounds=2, **people), "people", dataset=dataset)
-    some = {**people, "data__partition": {"kind": "natural", "clients": 11}, "seed": 4}
+    some = {**people, "data__partition": {"kind": "natural", "share": 0.9}, "seed": 4}
     result = tacit.run(config(rounds=1, model=start("people"), **some), "again", dataset=dataset)
     assert result.last("epsilon") == cost((EVENT, 2), (PoissonGaussian(5 / 11, 1.0), 1))
     assert tacit.ledger(["people", "again"]).epsilon == result.last("epsilon")

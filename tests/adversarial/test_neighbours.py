@@ -85,6 +85,23 @@ def test_nobody_elses_records_are_dealt_anew_for_one_client(tmp_path: Path, extr
     assert tested(whole) == tested(other)
 
 
+def test_who_is_drawn_does_not_depend_on_who_else_is_there(tmp_path: Path) -> None:
+    """Some of the users by a share; a number of them would draw others for one less, and is refused."""
+
+    def drawn(out: int | None, **how: Any) -> set[str]:
+        one = job(rows(out), CLIENT, tmp_path, partition={"kind": "natural", **how})
+        users = one.population.records.users
+        assert users is not None
+        return set(users[one.population.indices].tolist())
+
+    whole = drawn(None, share=0.6)
+    assert 0 < len(whole) < PEOPLE
+    for out in range(PEOPLE):
+        assert drawn(out, share=0.6) == whole - {f"person {out}"}
+    with pytest.raises(tacit.UserError, match=r"data\.partition\.clients: .* set data\.partition\.share"):
+        drawn(None, clients=6)
+
+
 def test_who_is_public_does_not_depend_on_who_else_is_there(tmp_path: Path) -> None:
     """Each user is set aside, or not, by its own name: with any one gone, all others stay what they were."""
 

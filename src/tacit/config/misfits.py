@@ -57,6 +57,12 @@ def _refuse_unprovable(config: Config, privacy: PrivacySettings) -> None:
             "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to "
             "keep records apart; set it to bf16, or privacy.unit to client"
         )
+    drawn = isinstance(config.data.partition, Natural) and config.data.partition.clients is not None
+    if drawn and privacy.unit == "client" and privacy.entropy == "os" and privacy.noise != 0:
+        raise UserError(
+            "data.partition.clients: with one user less others would be drawn, and the guarantee is that one "
+            "client changes its own part alone; set data.partition.share, by which each is drawn by its name"
+        )
     if (
         privacy.metrics is not None
         and privacy.metrics.accuracy

@@ -28,7 +28,7 @@ def split_public(section: Data, dataset: Dataset) -> tuple[NDArray[np.int64], ND
     n, share, labels = len(dataset.train), section.public, dataset.train.labels
     if share and isinstance(section.partition, Natural) and dataset.train.users is not None:
         names, owner = np.unique(dataset.train.users, return_inverse=True)
-        chosen = np.array([randomness.key(0, "public", str(name)) < share * 2**128 for name in names])
+        chosen = partition.by_name(names, share, 0, "public")
         if chosen.all() or not chosen.any():
             taken = "all" if chosen.all() else "none"
             raise UserError(
@@ -81,6 +81,14 @@ def shared_out(
         if records.users is None:
             raise UserError(f"data.partition: {dataset.name} has no users; use iid, dirichlet or classes")
         users = records.users[private]
+        if kind.share is not None:
+            names, owner = np.unique(users, return_inverse=True)
+            private = private[partition.by_name(names, kind.share, seed, "drawn")[owner.reshape(-1)]]
+            if not len(private):
+                raise UserError(
+                    f"data.partition.share: {kind.share:g} draws none of {len(names)} users; raise it"
+                )
+            users = records.users[private]
         parts = partition.natural_apart(users, seed) if apart else partition.natural(users, rng)
         if kind.clients is not None:
             parts = partition.some(parts, kind.clients, rng)

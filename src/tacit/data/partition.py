@@ -62,6 +62,11 @@ def natural_apart(users: NDArray[Any], seed: int) -> Partition:
     return Partition(rows.offsets, rows.indices[np.lexsort((keys, names))])
 
 
+def by_name(names: Sequence[Any] | NDArray[Any], share: float, seed: int, purpose: str) -> NDArray[np.bool_]:
+    """Which of these are drawn, each with this chance and by its name alone, whoever else is there."""
+    return np.array([randomness.key(seed, purpose, str(name)) < share * 2**128 for name in names], np.bool_)
+
+
 def set_aside(n: int, share: float, users: Sequence[Any] | None = None) -> NDArray[np.bool_]:
     """Which of n records are for testing: that share, drawn at random once and for all.
 

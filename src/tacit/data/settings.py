@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -42,10 +42,20 @@ class Natural(Section):
     kind: Literal["natural"]
     clients: PositiveInt | None = None
     """Draw so many of the users; left out, all of them."""
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Or draw each user with this chance, by its own name: who takes part does not depend on who else is
+    there, which a guarantee for clients needs.
+    """
     iid: Literal["same-sizes", "uniform"] | None = None
     """A control: records are dealt out at random among the users. `same-sizes`: each keeps its number of
     them; `uniform`: a user is drawn for every record, which makes the sizes nearly equal (paper 003).
     """
+
+    @model_validator(mode="after")
+    def _one_draw(self) -> Self:
+        if self.clients is not None and self.share is not None:
+            raise ValueError("give clients or share, not both")
+        return self
 
 
 class HeldByOwners(Section):

@@ -318,6 +318,8 @@ NOT_COVERED = (
     "what the data look like: the classes and their names, the shape of a record; they count as public, also "
     "where they were read off the records",
     "the common test set: what is told of it has no noise, so its records count as public, whosever they are",
+    "how records were dealt out where clients are not the data's own users, and, where single records are "
+    "protected, which of them are held out: both count as given",
     "what the model's first weights were trained on, where no run made them: a module that was given, "
     "model.hub, or what model.public calls public",
     "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
