@@ -21,7 +21,7 @@ from tacit.data.tokens import Bytes
 from tacit.data.widths import apart, edge
 from tacit.engine.local import PrivateGradients
 from tacit.gradients import ClippedGradient
-from tacit.privacy import Bits, Clip, ExampleLevel, Poisson, Workload
+from tacit.privacy import Clip, ExampleLevel, Poisson, Workload
 from tacit.tasks import Classification
 from tacit.vector import Flat
 
@@ -150,12 +150,11 @@ def private_sum(flat: Flat, records: TextRecords, rows: list[int]) -> Tensor:
     """Σ clip(g_j), as a client's step makes it, without noise."""
     mechanism = ExampleLevel(0.0, 1e-5, Clip(BOUND), Poisson(1.0))
     work = Workload(1, sizes=np.array([len(records)]))
-    gradients = PrivateGradients(
-        mechanism, work, ClippedGradient(flat), Bits.secret(), Bits.secret(), len(records)
-    )
+    queries = mechanism.queries(len(records), work)
+    gradients = PrivateGradients(queries, ClippedGradient(flat))
     (parts,) = gather_apart(records, np.arange(len(records)), [np.array(rows, np.int64)])
     gradients.fill(flat, parts, Classification(), None)
-    return flat.grad.double() * gradients.expected_batch
+    return flat.grad.double() * queries.expected_batch
 
 
 def test_one_long_text_among_short_ones_moves_the_sum_by_itself_alone() -> None:

@@ -18,7 +18,7 @@ from tacit.engine.isolation import Pristine
 from tacit.engine.settings import Local
 from tacit.gradients import ClippedGradient, batch_size, plain_gradient
 from tacit.gradients.records import in_full
-from tacit.privacy import Bits, ExampleLevel, Workload
+from tacit.privacy.mechanisms.example import ClientQueries
 from tacit.tasks import Task
 from tacit.vector import Flat
 
@@ -115,12 +115,8 @@ class PrivateGradients:
     after it: whatever else would carry records past the clipping is refused.
     """
 
-    mechanism: ExampleLevel
-    workload: Workload
+    queries: ClientQueries
     clipped: ClippedGradient
-    sampling: Bits
-    noise: Bits
-    examples: int
     model: Pristine | None = None
     """What a gradient must leave as it was."""
     masks: Callable[[], None] = nothing
@@ -128,14 +124,8 @@ class PrivateGradients:
     exact: bool = False
 
     @cached_property
-    def expected_batch(self) -> float:
-        """The constant divisor B."""
-        return self.mechanism.expected_batch(self.examples, self.workload)
-
-    @cached_property
     def noise_variance(self) -> float:
-        dimension = self.clipped.flat.grad.numel()
-        return (self.mechanism.std(dimension, self.expected_batch) / self.expected_batch) ** 2
+        return self.queries.variance(self.clipped.flat.grad.numel())
 
     def batches(
         self,
@@ -147,29 +137,24 @@ class PrivateGradients:
     ) -> Iterator[list[Batch]]:
         if epochs is not None:
             raise RuntimeError("example-level privacy is charged for the config's own local steps alone")
-        rows = self.mechanism.batches(len(indices), self.workload, self.sampling)
-        return batches.gather_apart(records, indices, rows, change, numbers)
+        return batches.gather_apart(records, indices, self.queries.batches(), change, numbers)
 
     def fill(self, flat: Flat, parts: list[Batch], task: Task, scale: Tensor | None) -> Tensor:
-        clip = self.mechanism.clip
+        clip = self.queries.clip
         bound = clip.bound if clip.per == "global" else clip.groups(flat.layout)
         self.masks()
-        noise = self.mechanism.ahead(
-            flat.grad.numel(), self.noise, self.expected_batch, flat.grad.device.type != "cpu"
-        )
+        noise = self.queries.ahead(flat.grad)
         losses = self._sum(flat, parts, task, bound, scale)
         if self.model is not None:
             self.model.refuse_changes()
-        self.mechanism.privatize_(flat.grad, noise, self.expected_batch)
+        self.queries.privatize_(flat.grad, noise)
         return losses
 
     def _sum(self, flat: Flat, parts: list[Batch], task: Task, bound: Any, scale: Tensor | None) -> Tensor:
         """Leave Σ_j clip(g_j) over all parts in `flat.grad`; each part's mean loss for its records."""
-        parts = [part for part in parts if batch_size(part)]
+        found, total = [flat.grad.new_zeros(0)], None
         if not parts:
             flat.grad.zero_()
-            return flat.grad.new_zeros(0)
-        found, total = [], None
         for part in parts:
             result = self.clipped(part, task.losses, bound, scale)
             found.append((result.loss_sum / len(result.norms)).expand(len(result.norms)))

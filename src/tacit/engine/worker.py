@@ -226,14 +226,9 @@ class Worker:
             shuffler, durations = self._shuffler(order, client), self._durations(own)
             return PlainGradients(job.local, shuffler, job.algorithm.batches, durations)
         assert isinstance(job.privacy, ExampleLevel)
-        name = (job.seed, order.round, order.attempt, client)
         return PrivateGradients(
-            job.privacy,
-            job.workload,
+            job.privacy.queries(len(own), job.workload, job.seed, order.round, order.attempt, client),
             self._clipped,
-            job.privacy.bits(*name, 0),
-            job.privacy.bits(*name, 1),
-            len(own),
             model=self._model,
             masks=refresh_generator if self._secret_randomness else nothing,
         )

@@ -41,6 +41,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -51,6 +52,7 @@ from tacit.lazy import Tensor, torch
 from tacit.privacy.ahead import Drawn, ahead
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
+from tacit.privacy.clipping import Clip
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
 from tacit.privacy.gaussian import BLOCK, for_each_stretch, rounded_gaussian
 from tacit.privacy.grid import Grid
@@ -157,6 +159,12 @@ class ExampleLevel(Mechanism):
         return weighted_mean(total, arrivals), state
 
     # --- inside a client --------------------------------------------------------------------------------
+
+    def queries(self, records: int, workload: Workload, *name: int) -> ClientQueries:
+        """What a client with so many records asks of them in a round, the one with this name in a
+        simulation.
+        """
+        return ClientQueries(self, workload, records, self.bits(*name, 0), self.bits(*name, 1))
 
     def batches(self, records: int, workload: Workload, bits: Bits) -> Iterator[Ids]:
         """Positions of each batch's records among a client's own: as many batches as are charged.
@@ -290,3 +298,42 @@ class ExampleLevel(Mechanism):
                 "not told."
             ),
         )
+
+
+@dataclass(frozen=True)
+class ClientQueries:
+    """A client's steps of one round: the records that each looks at, and the noise on what it finds.
+
+    Exactly what was charged for a client of so many records, with bits for this round alone.
+    """
+
+    mechanism: ExampleLevel
+    workload: Workload
+    records: int
+    sampling: Bits
+    noise: Bits
+
+    @property
+    def clip(self) -> Clip:
+        return self.mechanism.clip
+
+    @cached_property
+    def expected_batch(self) -> float:
+        return self.mechanism.expected_batch(self.records, self.workload)
+
+    def variance(self, dimension: int) -> float:
+        """The noise's, in each coordinate of a private gradient."""
+        return (self.mechanism.std(dimension, self.expected_batch) / self.expected_batch) ** 2
+
+    def batches(self) -> Iterator[Ids]:
+        """See `ExampleLevel.batches`."""
+        return self.mechanism.batches(self.records, self.workload, self.sampling)
+
+    def ahead(self, gradients: Tensor) -> Bits | Drawn:
+        """See `ExampleLevel.ahead`; for a sum that will stand in `gradients`."""
+        elsewhere = gradients.device.type != "cpu"
+        return self.mechanism.ahead(gradients.numel(), self.noise, self.expected_batch, elsewhere)
+
+    def privatize_(self, gradients: Tensor, noise: Bits | Drawn) -> Tensor:
+        """See `ExampleLevel.privatize_`."""
+        return self.mechanism.privatize_(gradients, noise, self.expected_batch)
