@@ -7,7 +7,7 @@ Nothing of the real model is ever allocated. Two small measurements and sizes ma
   length a worker holds when it computes a gradient, and at most. They grow with the model in proportion.
 - *activations*: one step of the real network on the shapes of a real batch, with torch's fake tensors (for
   accelerators: on its `meta` device), which have shapes and no memory; again everything that comes and goes
-  is counted, backwards pass included, and book-keeping where gradients are clipped (`tacit.engine.sketch`).
+  is counted, backwards pass included, and book-keeping where gradients are clipped (`gradients.sketch`).
 
 What is counted is what is in use at once. A host's C library keeps freed memory between blocks in use, so
 that a process may be larger by up to what activations take: measured, see docs/scale.md.
@@ -43,12 +43,12 @@ from tacit.engine.contract import Order, Participant
 from tacit.engine.device import Compute, forget_activations
 from tacit.engine.inprocess import InProcess
 from tacit.engine.isolation import KEPT
-from tacit.engine.sketch import affordable, clip_records
 from tacit.engine.states import ClientStates
 from tacit.engine.worker import Job, one_at_a_time
 from tacit.gradients.axes.call import Unsupported
 from tacit.gradients.clipped import LITTLE, MUCH
 from tacit.gradients.plain import Descent, Losses, batch_size, plain_gradient
+from tacit.gradients.sketch import affordable, clip_records
 from tacit.privacy import ClientLevel, ExampleLevel, LayeredNoise, Mechanism
 from tacit.vector import Flat, Vectors
 

@@ -154,7 +154,7 @@ class ClippedGradient:
         found = self._survey(batch, losses) if size > 1 else None
         micro = self._micro_batch
         if micro is None:
-            micro = max(1, size) if found is None else _affordable(found, size)
+            micro = max(1, size) if found is None else at_once(found, size)
         slow = found is not None and found.obstacle is not None
         parts = -(-size // micro)
         for i in range(parts):  # of nearly equal sizes
@@ -359,7 +359,7 @@ def _norms(
     return squares.sqrt_().t()
 
 
-def _affordable(found: Survey, size: int) -> int:
+def at_once(found: Survey, size: int) -> int:
     """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them.
 
     Activations go as the gradients to be kept come: at no time are both there in full. Where one record is

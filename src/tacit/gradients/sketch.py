@@ -1,8 +1,8 @@
 """What book-keeping holds at most while it clips, found without computing anything.
 
-`book_bytes` takes a model of tensors without memory through the very rules of `tacit.gradients`, which decide
-layer by layer what is kept of each record until its clip factor is known, and counts what lives. Nothing is
-proved here, and no number comes out: a tape that asks fewer questions than the real one is enough.
+A model of tensors without memory goes through the very rules of clipping, which decide layer by layer what is
+kept of each record until its clip factor is known, and whoever asked counts what lives. Nothing is proved
+here, and no number comes out: a tape that asks fewer questions than the real one is enough.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from tacit.gradients.clipped import _affordable
+from tacit.gradients.clipped import at_once
 from tacit.gradients.functions import FREE
 from tacit.gradients.marks import Mark, Spread
 from tacit.gradients.plain import Batch, Losses, batch_size
@@ -122,7 +122,7 @@ def affordable(flat: Flat, batch: Batch, losses: Losses) -> int:
         return 1
     with torch.enable_grad():
         found = survey(flat, {name: tensor[:2] for name, tensor in batch.items()}, losses)
-    return min(size, _affordable(found, size))
+    return min(size, at_once(found, size))
 
 
 def clip_records(flat: Flat, batch: Batch, losses: Losses) -> None:
