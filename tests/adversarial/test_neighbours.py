@@ -9,6 +9,7 @@ which masks.
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,54 @@ def test_who_is_public_does_not_depend_on_who_else_is_there(tmp_path: Path) -> N
     assert 0 < len(whole) < PEOPLE
     for out in range(PEOPLE):
         assert public(out) == whole - {f"person {out}"}
+
+
+def leaf(out: int | None, folder: Path, **data: Any) -> Job:
+    """LEAF's files of people, but for one of them."""
+    rng, place = np.random.default_rng(0), folder / f"leaf without {out}"
+    people = {f"person {n:02}": {"x": rng.random((9, 4)).tolist(), "y": [0, 1, 2] * 3} for n in range(PEOPLE)}
+    people.pop(f"person {out:02}" if out is not None else "", None)
+    for split in ("train", "test"):
+        (place / split).mkdir(parents=True, exist_ok=True)
+        (place / split / "all.json").write_text(json.dumps({"user_data": people}))
+    config = {
+        "rounds": 1,
+        "data": {"name": "leaf", "path": str(place), "partition": {"kind": "natural"}, **data},
+        "model": {"name": "mlp", "hidden": [4]},
+        "cohort": 2,
+        "local": {"steps": 1, "batch": 2, "lr": 0.1},
+        "privacy": CLIENT,
+        "engine": {"workers": 0},
+    }
+    return build_job(tacit.load(config), folder)
+
+
+@pytest.mark.parametrize("data", [{"holdout": 0.2}, {"partition": {"kind": "natural", "share": 0.6}}])
+def test_users_of_files_keep_their_names(
+    tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their place among all names would rename everybody after one that goes, and with that deal all of
+    their records anew.
+    """
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    whole = held(leaf(None, tmp_path, **data))
+    for out in (0, 5):
+        fewer = held(leaf(out, tmp_path, **data))
+        assert fewer == {name: parts for name, parts in whole.items() if name != f"person {out:02}"}
+
+
+@pytest.mark.parametrize("strange", [99.5, 2**63, "zoe"])
+def test_one_users_id_does_not_rename_the_others(tmp_path: Path, strange: Any) -> None:
+    """An array has one type: beside 99.5 the users 1 and 2 were called 1.0 and 2.0."""
+
+    def numbered(out: bool) -> dict[str, tuple[list[bytes], list[bytes]]]:
+        ids = {f"person {n}": strange if n == 3 else n for n in range(PEOPLE)}
+        return held(
+            job([row | {"who": ids[row["who"]]} for row in rows(3 if out else None)], CLIENT, tmp_path)
+        )
+
+    whole = numbered(out=False)
+    assert numbered(out=True) == {name: parts for name, parts in whole.items() if name != str(strange)}
 
 
 @pytest.mark.parametrize("kind", [{"kind": "natural"}, {"kind": "iid", "clients": 6}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,15 @@ def test_records_keep_their_users_values_and_parts(tmp_path: Path) -> None:
     assert (found.classes, found.shape, len(found.train), len(found.test)) == (4, (1, 2, 2), 4, 2)
     assert found.train.x[:, 0, 0, 0].tolist() == [51, 102, 153, 204]
     assert found.train.y.tolist() == [3, 0, 1, 2] and found.test.y.tolist() == [2, 3]
-    assert found.train.users.tolist() == [0, 0, 1, 2] and found.test.users.tolist() == [2, 0]
+    assert found.train.users.tolist() == ["f0_12", "f0_12", "f1_07", "f2_00"], "names, and not numbers"
+    assert found.test.users.tolist() == ["f2_00", "f0_12"]
 
 
 def test_files_without_a_split_lose_the_end_of_each_user_to_the_test(tmp_path: Path) -> None:
     written(tmp_path / "all_data", {"a": [(picture(0.1), 0)] * 20, "b": [(picture(0.1), 1)] * 3})
     found = load("leaf", tmp_path)
-    assert np.bincount(found.train.users).tolist() == [18, 2]
-    assert np.bincount(found.test.users).tolist() == [2, 1]
+    assert Counter(found.train.users.tolist()) == {"a": 18, "b": 2}
+    assert Counter(found.test.users.tolist()) == {"a": 2, "b": 1}
 
 
 def test_a_federation_of_writers_trains(tmp_path: Path) -> None:

@@ -35,11 +35,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("TACIT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+NAMES = [27, 6, 0, 1, 2, 3, 4, 5, 8, 10, 11, 12, 26, 9, 13, 14, 15, 16, 17, 18]
+"""Speakers of whom, each drawn by its name, the first is for tests, the second validates, and most train."""
+
+
 def corpus(folder: Path, speakers: int = 6, each: int = 3, rate: int = 16_000) -> list[dict[str, str]]:
     """Tones as files, and the rows of a manifest for them."""
     (folder / "clips").mkdir(parents=True)
     rows = []
-    for speaker in range(speakers):
+    for speaker in NAMES[:speakers]:
         for i in range(each):
             name = f"clips/{speaker}-{i}.wav"
             soundfile.write(folder / name, wave("bad cafe", pitch=0.8 + 0.05 * speaker), rate)
@@ -69,7 +73,7 @@ def test_a_manifest(tmp_path: Path, kind: str) -> None:
     assert (data.task, data.classes, data.shape) == ("speech", 30, (80,))
     train, validation, test = speakers_of(data)
     assert len(train) == 4 and len(validation) == len(test) == 1
-    assert train | validation | test == {f"s{i}" for i in range(6)}
+    assert train | validation | test == {f"s{i}" for i in NAMES[:6]}
     assert len(data.train) + len(data.validation) + len(data.test) == 18
     assert alphabet("en").decode(data.train.transcript(0)) == "bad cafe"
     # The features are those of the file, read again by hand.
@@ -247,8 +251,20 @@ def test_a_speaker_in_two_splits_is_refused() -> None:
         divide(rows, {})
     with pytest.raises(UserError, match="which of the splits 'first', 'second'"):
         divide(made({"ann": "first", "bob": "second"}), {"train": ["first"]})
-    with pytest.raises(UserError, match="2 speakers cannot be divided"):
+    with pytest.raises(UserError, match="2 speakers, each drawn by its name, cannot be divided"):
         divide(made({"ann": "", "bob": ""}), {})
+
+
+@pytest.mark.parametrize("speakers", [20, 30, 40, 100])
+def test_a_speaker_less_brings_no_other_into_training(speakers: int) -> None:
+    """A share of their number would: of 20 two were for tests and two validated, of 19 one and one."""
+
+    def training(names: list[str]) -> set[str]:
+        return {u.speaker for u in divide(made(dict.fromkeys(names, "")), {})["train"]}
+
+    names = [f"{i}" for i in range(speakers)]
+    for gone in names:
+        assert training([name for name in names if name != gone]) == training(names) - {gone}
 
 
 def test_shares_of_the_speakers_are_disjoint_and_complete() -> None:

@@ -21,6 +21,7 @@ from tacit.config.schema import Config
 from tacit.data import Dataset
 from tacit.deploy.client import Client, Reply
 from tacit.deploy.keys import PrivateKey, PublicKey, fingerprint, new_key, public_text, read_key
+from tacit.deploy.policy import Allow
 from tacit.deploy.roster import Member, Roster
 from tacit.deploy.server import LOG, Deployed, Parcel, Patience
 from tacit.deploy.settings import deployed
@@ -32,10 +33,16 @@ from tacit.vector import Vectors
 
 CLIENTS, RECORDS, CLASSES = 4, 60, 3
 ALLOW: dict[str, Any] = {
-    "unit": "none", "epsilon": 1e6, "delta": 1e-5, "simulation": True,
+    "unit": "none", "delta": 1e-5, "simulation": True,
     "methods": ["fedavg", "scaffold", "dp2-fedsam", "dp-fedadamw", "dp-fedavg", "dp-fedlamb"],
     "send": ["examples", "loss", "metrics", "seconds"],
 }  # fmt: skip
+
+
+def allowing(**changes: Any) -> Allow:
+    """What owners allow: everything, or with a budget beyond all that is spent here."""
+    budget = {"epsilon": 1e6} if changes.get("unit", "none") != "none" else {}
+    return Allow(**ALLOW | budget | changes)
 
 
 def dataset() -> Dataset:
@@ -189,7 +196,7 @@ def federation(
         own_key = new_key(home / "key")
         owner = Owner.model_validate(
             {"name": f"owner-{number}", "server": "localhost:1", "data": {"name": "blobs"},
-             "allow": {**ALLOW, **(allow or {})}}
+             "allow": allowing(**(allow or {})).model_dump()}
         )  # fmt: skip
         own = np.asarray(split.train(number))
         records = Held(owner, held, own)

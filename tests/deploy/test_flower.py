@@ -37,7 +37,7 @@ OWNER = """name: owner-{part}
 server: localhost:{port}
 data: {{name: fashion-mnist-slice, partition: {{kind: dirichlet, clients: 3, alpha: 0.5}}}}
 part: {part}
-allow: {{unit: none, epsilon: 100, delta: 1.0e-5, methods: [dp-fedadamw, dp-fedlamb],
+allow: {{unit: none, delta: 1.0e-5, methods: [dp-fedadamw, dp-fedlamb],
   send: [examples, loss, metrics], simulation: true}}
 """
 EXAMPLE = {"unit": "example", "noise": 1.0, "clip": 1.0, "delta": 1e-5, "entropy": "seed"}

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy_small import ALLOW, Small, federation, settings
-from test_owners import EXAMPLE, charges, given, refusal
+from deploy_small import Small, allowing, federation, settings
+from test_owners import CLIENT, EXAMPLE, charges, given, refusal
 
 from tacit.deploy.client import LEDGERS, LOG, RUNS
 from tacit.deploy.ledgers import OverBudget, OwnLedgers, own_cost, read_accounts, spent
@@ -37,7 +37,7 @@ def test_one_budget_for_all_federations_of_an_owner(tmp_path: Path) -> None:
     probe = federation(tmp_path / "probe", {"unit": "example"})
     probe.run(settings(deployed=probe.folder, rounds=2, **EXAMPLE), tmp_path / "p")
     budget = 1.0001 * max(
-        spent(read_accounts(client.folder / LEDGERS), "example", ALLOW["delta"]).value
+        spent(read_accounts(client.folder / LEDGERS), allowing(unit="example")).value
         for client in probe.clients
     )
     shared = tmp_path / "ledgers"
@@ -56,6 +56,51 @@ def test_one_budget_for_all_federations_of_an_owner(tmp_path: Path) -> None:
         assert not (client.folder / LEDGERS).exists()
 
 
+def only(small: Small, **allow: Any) -> dict[str, Any]:
+    """What the first owner is told by a federation that shares its ledgers and asks for nothing yet."""
+    client = small.clients[0]
+    return own_statement(client.folder, allowing(**allow), client.ledgers.folder).to_dict()
+
+
+def test_what_protects_single_records_bounds_nothing_for_an_owner_who_wants_more(tmp_path: Path) -> None:
+    """Six example-level rounds, then a federation of the same owners that promises to protect whole clients:
+    ε was told as 0, and its budget had room.
+    """
+    shared = tmp_path / "ledgers"
+    first = federation(tmp_path / "a", {"unit": "example"}, ledgers=shared)
+    first.run(settings(deployed=first.folder, rounds=6, **EXAMPLE), tmp_path / "first")
+    assert only(first, unit="example")["epsilon"] < 1e3
+    said = only(first, unit="client")
+    assert (said["epsilon"], said["narrower"], said["rounds"]) == (None, 6, 6)
+    second = federation(tmp_path / "b", {"unit": "client", "epsilon": 1e9}, ledgers=shared)
+    second.run(settings(deployed=second.folder, rounds=3, **CLIENT), tmp_path / "second")
+    assert {line["text"].split(":")[0] for line in second.log()} == {"budget"}, "nobody took part"
+    assert only(second, unit="client")["rounds"] == 6
+
+
+def test_a_round_without_privacy_is_on_the_ledger_and_leaves_no_budget(tmp_path: Path) -> None:
+    """Three plain rounds of one federation were told to nobody in the owner's other one."""
+    shared = tmp_path / "ledgers"
+    first = federation(tmp_path / "a", ledgers=shared)
+    first.run(settings(deployed=first.folder, rounds=3, cohort=4), tmp_path / "first")
+    said = only(first)
+    assert (said["epsilon"], said["unprotected"], said["rounds"]) == (None, 3, 3)
+    second = federation(tmp_path / "b", {"unit": "example", "epsilon": 1e9}, ledgers=shared)
+    with pytest.raises(UserError, match="refused"):
+        second.run(settings(deployed=second.folder, rounds=1, **EXAMPLE), tmp_path / "second")
+    with pytest.raises(ValueError, match="no ε bounds"):
+        allowing(unit="none", epsilon=5)
+
+
+def test_a_rehearsal_counts_as_no_protection_where_rehearsals_are_not_allowed(tmp_path: Path) -> None:
+    small = federation(tmp_path, {"unit": "example"})
+    small.run(
+        settings(deployed=small.folder, rounds=2, **EXAMPLE | {"privacy__entropy": "seed"}), tmp_path / "run"
+    )
+    rehearsal, real = (only(small, unit="example", simulation=allowed) for allowed in (True, False))
+    assert rehearsal["epsilon"] < 1e3 and real["epsilon"] is None and real["simulated"] == 2
+
+
 def test_two_that_charge_at_once_do_not_overlook_each_other(tmp_path: Path) -> None:
     small = federation(tmp_path, {"unit": "example"})
     small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "run")
@@ -67,19 +112,18 @@ def test_two_that_charge_at_once_do_not_overlook_each_other(tmp_path: Path) -> N
     cost = own_cost(mechanism, prepared.job.workload, given(small)[0])
     place = tmp_path / "common"
     both = [OwnLedgers(place), OwnLedgers(place)]
-    probe = OwnLedgers(tmp_path / "probe")
+    probe, free = OwnLedgers(tmp_path / "probe"), allowing(unit="example")
     for round in range(6):
-        probe.charge("f" * 32, round, (cost,), cost, mechanism, prepared.data, "example", None, 1e-5)
+        probe.charge("f" * 32, round, (cost,), cost, mechanism, prepared.data, free)
     probe.close()
-    budget = 1.0001 * spent(read_accounts(tmp_path / "probe"), "example", 1e-5).value
+    budget = 1.0001 * spent(read_accounts(tmp_path / "probe"), free).value
+    allow = allowing(unit="example", epsilon=budget)
     paid: list[int] = []
 
     def spend(number: int) -> None:
         for round in range(6):
             try:
-                both[number].charge(
-                    f"{number}" * 32, round, (cost,), cost, mechanism, prepared.data, "example", budget, 1e-5
-                )
+                both[number].charge(f"{number}" * 32, round, (cost,), cost, mechanism, prepared.data, allow)
                 paid.append(number)
             except OverBudget:
                 pass
@@ -92,7 +136,7 @@ def test_two_that_charge_at_once_do_not_overlook_each_other(tmp_path: Path) -> N
     for one in both:
         one.close()
     assert len(paid) == 6
-    assert spent(read_accounts(place), "example", 1e-5).value <= budget
+    assert spent(read_accounts(place), allow).value <= budget
 
 
 @pytest.mark.parametrize("taken", [0, 30])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy_small import ALLOW, Small, federation, settings
+from deploy_small import Small, allowing, federation, settings
 
 import tacit
 from tacit.deploy.client import LEDGERS
@@ -52,7 +52,7 @@ def test_the_budget_is_kept_by_the_client_alone_over_all_runs(tmp_path: Path) ->
     for number, client in enumerate(probe.clients):
         accounts = read_accounts(client.folder / LEDGERS)
         assert len(accounts) == 1 and charges(probe, number) == 2
-        budget = max(budget, 1.0001 * spent(accounts, "example", ALLOW["delta"]).value)
+        budget = max(budget, 1.0001 * spent(accounts, allowing(unit="example")).value)
 
     small = federation(tmp_path / "real", {"unit": "example", "epsilon": budget})
     small.run(settings(deployed=small.folder, rounds=1, **EXAMPLE), tmp_path / "first")
@@ -122,7 +122,7 @@ def test_what_is_not_allowed_is_refused_and_costs_nothing(
 
 
 def test_the_policy_names_what_it_forbids() -> None:
-    allow = Allow.model_validate({**ALLOW, "unit": "none", "methods": ["fedavg"], "models": ["minilm"]})
+    allow = allowing(methods=["fedavg"], models=["minilm"])
     refuse_beyond(allow, Asked("fedavg", "example", True, ("minilm",), ("loss",)))
     for asked, match in [
         (Asked("import:evil:Method", None, False), "method"),

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from tacit.data.decode import Arrays
-from tacit.data.partition import set_aside
+from tacit.data.partition import named, set_aside
 from tacit.data.text import write_texts
 from tacit.errors import UserError
 from tacit.fetching.hub import TIMEOUT, Unavailable, first_line, left_out, probe
@@ -109,7 +109,7 @@ def _write(
         if columns.label is not None:
             np.save(into / f"{split}_y.npy", _labels(table, columns, codes))
         if columns.user is not None:
-            np.save(into / f"{split}_users.npy", np.asarray(table[columns.user]))
+            np.save(into / f"{split}_users.npy", named(table[columns.user]))
 
 
 def _texts(table: Any, column: str) -> Iterable[str]:

@@ -29,7 +29,7 @@ def key(folder: Path) -> str:
     for file in _files(folder):
         status = file.stat()
         found.update(f"{file.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return f"{NAME}-{found.hexdigest()[:16]}"
+    return f"{NAME}-2-{found.hexdigest()[:16]}"
 
 
 def read(folder: Path) -> Arrays:
@@ -47,14 +47,12 @@ def read(folder: Path) -> Arrays:
     if not all(parts.values()):
         missing = next(name for name, found in parts.items() if not found)
         raise UserError(f"data.path: {folder} has no {missing}/*.json; give the folder that has both parts")
-    names = {user: number for number, user in enumerate(sorted({u for p in parts.values() for u, _, _ in p}))}
     arrays: Arrays = {}
     for split, rows in parts.items():
         arrays[f"{split}_x"] = np.concatenate([_pictures(user, x) for user, x, _ in rows if x])
         arrays[f"{split}_y"] = np.concatenate([_labels(user, y) for user, _, y in rows if y])
-        arrays[f"{split}_users"] = np.repeat(
-            [names[user] for user, _, _ in rows], [len(x) for _, x, _ in rows]
-        )
+        # Names and no numbers, which would follow from who else is there.
+        arrays[f"{split}_users"] = np.repeat([user for user, _, _ in rows], [len(x) for _, x, _ in rows])
     return arrays
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tacit.data.cells import Coding, coding_of, input_of, target_of, user_of
 from tacit.data.columns import Columns, Meaning, are_columns, columns_of, of_pair, pair_of, refuse_pair
 from tacit.data.dataset import Dataset
-from tacit.data.partition import set_aside
+from tacit.data.partition import named, set_aside
 from tacit.data.records import ArrayRecords, Records
 from tacit.data.table import Format, read_table
 from tacit.data.text import TextRecords, Texts
@@ -197,7 +197,7 @@ def _records(
         users.append(who)
     if not xs:
         raise UserError(f"no usable record is left; the first bad one: {bad[0]}")
-    people = None if meaning.user is None or any(who is None for who in users) else np.asarray(users)
+    people = None if meaning.user is None or any(who is None for who in users) else named(users)
     if meaning.user is not None and meaning.user not in columns.values and meaning.user != "user":
         columns.column(meaning.user, "user")
     if meaning.text:

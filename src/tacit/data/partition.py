@@ -85,9 +85,20 @@ def set_aside(n: int, share: float, users: Sequence[Any] | None = None) -> NDArr
     count = np.floor(np.diff(rows.offsets) * share + chance + 1e-9)
     place = np.arange(n) - rows.offsets[names]
     aside[rows.indices[drawn[place < count[names]]]] = True
-    if not aside.any():  # of a handful: somebody's must be
-        aside[rows.indices[np.argmin(keys)]] = True
+    if not aside.any():
+        raise UserError(
+            f"{n} records are too few to test on {share:.0%} of each user's; give records to test on"
+        )
     return aside
+
+
+def named(users: Sequence[Any]) -> NDArray[Any]:
+    """Users' ids as an array in which each keeps the name it would have without the others.
+
+    One that is another kind of number would make others of all: 1 is called 1.0 beside 2.5.
+    """
+    found, names = np.asarray(users), [str(user) for user in users]
+    return found if [str(user) for user in found] == names else np.asarray(names)
 
 
 def _own_keys(

@@ -153,8 +153,8 @@ class Client:
         self._refuse_misfit(order, prepared.job)
         mechanism, bounding = prepared.job.privacy, _bounding(order, prepared.job)
         assert mechanism is not None and bounding is not None
-        allow, cost = self.allow, own_cost(mechanism, prepared.job.workload, order.client)
-        self.ledgers.refuse_over([cost], prepared.data, allow.unit, allow.epsilon, allow.delta)
+        cost = own_cost(mechanism, prepared.job.workload, order.client)
+        self.ledgers.refuse_over([cost], prepared.data, self.allow)
         return self._said(order, head, self._parts.begin(order, mechanism, bounding))
 
     def _stepped(self, order: StepOrder, head: bytes, body: Body) -> Reply:
@@ -264,16 +264,12 @@ class Client:
             raise Mismatch("the frozen part of its model is not the server's")
 
     def _pay(self, order: TrainOrder, prepared: Prepared) -> None:
-        job, allow = prepared.job, self.allow
+        job, ledgers = prepared.job, self.ledgers
         if job.privacy is None:
             self.log("unprotected", order)
-            return
-        cost, before = own_cost(job.privacy, job.workload, order.client), self.ledgers.rounds(order.run)
+        cost, before = own_cost(job.privacy, job.workload, order.client), ledgers.rounds(order.run)
         parts = due_parts(job.privacy, job.workload, order.client, order.round, before)
-        self.ledgers.charge(
-            order.run, order.round, parts, cost, job.privacy, prepared.data, allow.unit, allow.epsilon,
-            allow.delta,
-        )  # fmt: skip
+        ledgers.charge(order.run, order.round, parts, cost, job.privacy, prepared.data, self.allow)
 
     def _told(
         self,

@@ -19,8 +19,12 @@ run counts on. It holds against the server too, whatever the server does.
 *Correlated noise*: the server's too, remembered from round to round. It is sized for clients that take part
 once in b rounds, so the first round pays for all of a run, and one that comes before its turn is refused.
 
+*No privacy*: an update that leaves without noise has no finite ε, and is charged as that.
+
 Client-level protection covers single records too, so its charges count against an example-level budget as
-well; not the other way round.
+well. Not the other way round: what protects single records bounds nothing for all of them together, so for
+an owner whose budget is the client's such a round is one without noise. So is a rehearsal, whose noise
+anybody can repeat, unless the owner allows rehearsals.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ import numpy as np
 
 from tacit import system
 from tacit.data.identity import Identity
-from tacit.deploy.policy import NotAllowed
+from tacit.deploy.policy import Allow, NotAllowed
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.privacy import (
@@ -56,17 +60,20 @@ from tacit.privacy import (
 from tacit.privacy.accountants import Epsilon
 from tacit.privacy.ledger import Contents
 from tacit.privacy.mechanisms.correlated import Correlated
-from tacit.privacy.totals import ClientTotals
 
 LOCK = "lock"
+UNPROTECTED = Part(PoissonGaussian(1.0, 0.0))
+"""An update that leaves without noise: ε is infinite, whatever the unit."""
 
 
 class OverBudget(UserError):
     """The owner's budget has no room for it."""
 
 
-def own_cost(mechanism: Mechanism, workload: Workload, client: int) -> Part:
+def own_cost(mechanism: Mechanism | None, workload: Workload, client: int) -> Part:
     """What one round costs a client that takes part in it."""
+    if mechanism is None:
+        return UNPROTECTED
     if isinstance(mechanism, ExampleLevel):
         (part,) = mechanism.charge(0, np.array([client]), workload).parts
         return replace(part, clients=None)
@@ -80,7 +87,7 @@ def own_cost(mechanism: Mechanism, workload: Workload, client: int) -> Part:
 
 
 def due_parts(
-    mechanism: Mechanism, workload: Workload, client: int, round: int, before: Sequence[int]
+    mechanism: Mechanism | None, workload: Workload, client: int, round: int, before: Sequence[int]
 ) -> tuple[Part, ...]:
     """What a client pays for taking part in a round, after the rounds `before` of the same run; raises
     `NotAllowed` if correlated noise does not let it take part now.
@@ -115,13 +122,29 @@ class Account:
     secure: bool = False
     """Whether updates left under masks only."""
 
-    def counts_for(self, unit: str, data: Identity | None) -> bool:
-        """Whether a run on `data` adds to what this one cost. Where the owner is what is protected, whichever
-        records were used do not matter.
+    @property
+    def unprotected(self) -> bool:
+        """Whether updates left without noise."""
+        return self.contents.header.costliest == UNPROTECTED
+
+    def narrower(self, unit: str) -> bool:
+        """Whether it protects less than that unit: single records, and not all of them together."""
+        return unit == "client" and self.contents.header.unit == "example"
+
+    def charges(self, allow: Allow, data: Identity | None = None) -> Sequence[Charge]:
+        """What it adds for an owner who allows this to what a run on `data` costs, or to the cost of all.
+
+        Where the owner is what is protected, whichever records were used do not matter.
         """
-        if unit == "client":
-            return self.contents.header.unit == "client"
-        return data is None or self.data.overlaps(data) or self.data.fingerprint == data.fingerprint
+        header, charges = self.contents.header, self.contents.charges
+        if allow.unit != "client" and data is not None and not self._touches(data):
+            return ()
+        if self.narrower(allow.unit) or (header.simulation and not allow.simulation):
+            return [replace(charge, parts=(UNPROTECTED,)) for charge in charges]
+        return charges
+
+    def _touches(self, data: Identity) -> bool:
+        return self.data.overlaps(data) or self.data.fingerprint == data.fingerprint
 
 
 class OwnLedgers:
@@ -139,15 +162,21 @@ class OwnLedgers:
         self._look()
 
     def charge(
-        self, run: str, round: int, parts: tuple[Part, ...], cost: Part, mechanism: Mechanism,
-        data: Identity, unit: str, budget: float | None, delta: float,
-    ) -> None:  # fmt: skip
+        self,
+        run: str,
+        round: int,
+        parts: tuple[Part, ...],
+        cost: Part,
+        mechanism: Mechanism | None,
+        data: Identity,
+        allow: Allow,
+    ) -> None:
         """Put a round's parts on disk, unless they would exceed the budget over all runs; `cost` is the most
         that a round of the run costs.
         """
         with self._alone():
-            self.refuse_over(parts, data, unit, budget, delta)
-            ledger = self._ledger(run, cost, mechanism, data)
+            self.refuse_over(parts, data, allow)
+            ledger = self._ledger(run, cost, mechanism, data, allow.delta)
             try:
                 ledger.charge(Charge(round, parts))
             except BaseException:
@@ -162,26 +191,31 @@ class OwnLedgers:
                 return [charge.round for charge in account.contents.charges]
         return []
 
-    def refuse_over(
-        self, parts: Sequence[Part], data: Identity, unit: str, budget: float | None, delta: float
-    ) -> None:
+    def refuse_over(self, parts: Sequence[Part], data: Identity, allow: Allow) -> None:
         """Raise `OverBudget` if these would exceed the budget over all runs."""
         self._look()
+        if allow.epsilon is None:
+            return
         expense = [(part.event, part.steps, None) for part in parts]
-        if budget is not None and self._totals(unit, data).would_exceed(expense, budget, delta):
-            raise OverBudget(f"this round would exceed the budget of ε = {budget:g} over all runs")
+        paid = replay(charge for account in self.accounts() for charge in account.charges(allow, data))
+        if paid.would_exceed(expense, allow.epsilon, allow.delta):
+            raise OverBudget(f"this round would exceed the budget of ε = {allow.epsilon:g} over all runs")
 
     def close(self) -> None:
         for _, ledger, _ in self._open.values():
             ledger.close()
         self._open.clear()
 
-    def _ledger(self, run: str, cost: Part, mechanism: Mechanism, data: Identity) -> Ledger:
+    def _ledger(
+        self, run: str, cost: Part, mechanism: Mechanism | None, data: Identity, delta: float
+    ) -> Ledger:
         if run not in self._open:
             identity, secure = self.folder / f"{run}.json", isinstance(mechanism, SecureSum)
             if not identity.exists():  # before the first charge, which could not be counted without it
                 write_atomically(identity, sealed(data.to_json() | {"secure": secure}))
-            header = Header(mechanism.unit, mechanism.delta, cost, data.fingerprint, mechanism.simulated)
+            header = Header("client", delta, cost, data.fingerprint)
+            if mechanism is not None:
+                header = Header(mechanism.unit, mechanism.delta, cost, data.fingerprint, mechanism.simulated)
             ledger, before = Ledger.open(self.folder / f"{run}.jsonl", header), self._others.pop(run, None)
             self._read.pop(run, None)
             self._open[run] = data, ledger, secure if before is None else before.secure
@@ -216,14 +250,6 @@ class OwnLedgers:
                     self._others[file.stem] = read_account(file)
                     self._read[file.stem] = status.st_mtime_ns, status.st_size
 
-    def _totals(self, unit: str, data: Identity) -> ClientTotals:
-        return replay(
-            charge
-            for account in self.accounts()
-            if account.counts_for(unit, data)
-            for charge in account.contents.charges
-        )
-
     def accounts(self) -> Iterator[Account]:
         yield from self._others.values()
         for run, (data, ledger, secure) in self._open.items():
@@ -246,10 +272,9 @@ def read_account(file: Path) -> Account:
     return Account(file.stem, data, Ledger.read(file), secure)
 
 
-def spent(accounts: list[Account], unit: str, delta: float) -> Epsilon:
-    """ε of everything together that counts for this unit."""
-    counted = [account for account in accounts if account.counts_for(unit, None)]
-    return replay(c for account in counted for c in account.contents.charges).worst(delta).epsilon
+def spent(accounts: Sequence[Account], allow: Allow) -> Epsilon:
+    """ε of everything together, for what this owner wants protected."""
+    return replay(c for account in accounts for c in account.charges(allow)).worst(allow.delta).epsilon
 
 
 class Nonces:

@@ -74,6 +74,11 @@ class Allow(Section):
     def _budget(self) -> Self:
         if self.unit != "none" and self.epsilon is None:
             raise ValueError("give allow.epsilon, the budget of all runs together")
+        if self.unit == "none" and self.epsilon is not None:
+            raise ValueError(
+                "allow.unit: none lets updates leave without noise, which no ε bounds; leave out "
+                "allow.epsilon, or say what must be protected"
+            )
         return self
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit.deploy.client import LEDGERS, LOG
+from tacit.deploy.client import LEDGERS
 from tacit.deploy.ledgers import Account, read_accounts, spent
 from tacit.deploy.policy import Allow
 from tacit.privacy.statement import rounded_up
@@ -26,6 +25,8 @@ class OwnStatement:
     runs: int
     unprotected: int
     """Rounds in which an update left without any guarantee."""
+    narrower: int
+    """Rounds that protected single records, where the owner wants all of them protected together."""
     simulated: int
     """Rounds of rehearsals, whose noise anybody can repeat."""
     observers: tuple[tuple[str, float | None, str], ...]
@@ -45,7 +46,11 @@ class OwnStatement:
             f"for {what}, in {self.rounds} rounds of {self.runs} runs; allowed is {allowed}."
         ]
         if self.unprotected:
-            lines.append(f"In {self.unprotected} further rounds its update left without any guarantee.")
+            lines.append(f"In {self.unprotected} of them its update left without any guarantee.")
+        if self.narrower:
+            lines.append(
+                f"{self.narrower} of them protected single records, which bounds nothing for all together."
+            )
         if self.simulated:
             lines.append(
                 f"{self.simulated} rounds were rehearsals: their noise can be repeated and protects nothing."
@@ -64,25 +69,25 @@ def own_statement(state: Path, allow: Allow, ledgers: Path | None = None) -> Own
     ledgers = ledgers or state / LEDGERS
     unit = "example" if allow.unit == "none" else allow.unit
     accounts = read_accounts(ledgers) if ledgers.is_dir() else []
-    counted = [account for account in accounts if account.counts_for(unit, None)]
-    epsilon = spent(counted, unit, allow.delta).value if counted else 0.0
+    epsilon = spent(accounts, allow).value if accounts else 0.0
     return OwnStatement(
         unit=unit,
         epsilon=epsilon,
         delta=allow.delta,
         budget=allow.epsilon,
-        rounds=sum(account.contents.rounds for account in counted),
-        runs=len(counted),
-        unprotected=_unprotected(state / LOG),
-        simulated=sum(a.contents.rounds for a in counted if a.contents.header.simulation),
-        observers=_observers(unit, epsilon, counted),
+        rounds=sum(account.contents.rounds for account in accounts),
+        runs=len(accounts),
+        unprotected=sum(account.contents.rounds for account in accounts if account.unprotected),
+        narrower=sum(account.contents.rounds for account in accounts if account.narrower(unit)),
+        simulated=sum(a.contents.rounds for a in accounts if a.contents.header.simulation),
+        observers=_observers(unit, epsilon, accounts),
     )
 
 
 def _observers(
-    unit: str, epsilon: float, counted: list[Account]
+    unit: str, epsilon: float, accounts: list[Account]
 ) -> tuple[tuple[str, float | None, str], ...]:
-    if unit == "example" and all(account.contents.header.unit == "example" for account in counted):
+    if unit == "example" and all(account.contents.header.unit == "example" for account in accounts):
         return (
             ("the server, and whoever runs it", epsilon, "The noise was made here, before anything left."),
             ("other clients, and whoever gets the model", epsilon, "They see less."),
@@ -92,7 +97,7 @@ def _observers(
                 "That this client took part, and when, is plain to them; it is no part of what is protected.",
             ),
         )
-    if counted and all(account.secure for account in counted):
+    if accounts and all(account.secure for account in accounts):
         why = (
             "It saw sums of masked updates alone, with the clients' noise in them, and who took part. If no "
         )
@@ -119,10 +124,3 @@ def _observers(
             "They know who took part, so nothing is counted on sampling here.",
         ),
     )
-
-
-def _unprotected(log: Path) -> int:
-    if not log.exists():
-        return 0
-    with log.open(encoding="utf-8") as stream:
-        return sum(json.loads(line).get("what") == "unprotected" for line in stream if line.endswith("}\n"))

@@ -40,7 +40,7 @@ NAMES = {
 
 _Placed = tuple[str, Utterance]
 """An utterance and the split it is for."""
-_VERSION = 1
+_VERSION = 2
 """Of reading, features and tokens: counts up whenever the same files would give another corpus."""
 _SHARD = 64
 """Utterances in a shard: some ten megabytes of features, a few seconds of work."""
