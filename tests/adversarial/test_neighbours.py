@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import tacit
+from tacit.algorithms import FedAvg
 from tacit.config.build import build_job
 from tacit.data.speech.tiny import tiny
 from tacit.engine.contract import Order, Participant
@@ -265,3 +266,36 @@ def test_no_client_follows_the_mean_length_of_everybodys_sounds(
         build_job(tacit.load(settings), tmp_path, dataset=corpus)
     settings["privacy"] = {**CLIENT, "entropy": "seed"}
     assert build_job(tacit.load(settings), tmp_path, dataset=corpus).local.seconds == 2.0
+
+
+class Remembers(FedAvg):
+    """A method of one's own that does not say that its clients keep something."""
+
+    def client(self, msg: Any, state: Any, work: Any) -> Any:
+        return super().client(msg, state, work)[0], {"seen": torch.ones(1)}
+
+
+@pytest.mark.parametrize("method", ["scaffold", "dp2-fedsam", "centaur", "own"])
+def test_state_and_cohorts_of_a_fixed_size_do_not_go_together(tmp_path: Path, method: str) -> None:
+    """Without replacement the others' draws tell of one client's, and what they kept tells of their draws:
+    the composition of sampled rounds is proved for independent draws, or for clients that keep nothing.
+    """
+    data = tacit.dataset(rows(None), features=["a", "b"], label="kind", user="who", classes=["no", "yes"])
+
+    def run(name: str, sampling: str, **privacy: Any) -> bool:
+        settings = {
+            "rounds": 1,
+            "data": {"name": "people", "partition": {"kind": "natural"}},
+            "model": {"name": "mlp", "hidden": [3]},
+            "method": "fedavg" if method == "own" else method,
+            "cohort": {"size": 5, "sampling": sampling},
+            "local": {"steps": 1, "batch": 2, "lr": 0.5},
+            "engine": {"workers": 0},
+            "privacy": CLIENT | privacy,
+        }
+        own = {"algorithm": Remembers()} if method == "own" else {}
+        return tacit.run(tacit.load(settings), tmp_path / name, dataset=data, progress=False, **own).finished
+
+    with pytest.raises(tacit.UserError, match=r"cohort\.sampling"):
+        run("refused", "fixed")
+    assert run("poisson", "poisson") and run("simulation", "fixed", entropy="seed")

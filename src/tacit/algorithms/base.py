@@ -199,6 +199,11 @@ class Algorithm:
         """Patterns of the parameters that a client keeps to itself."""
         return ()
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether what a client sends depends on rounds that it took part in before."""
+        return bool(self.personal_part)
+
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         """The server's state before the first round.
 

@@ -20,6 +20,10 @@ class Scaffold(Algorithm):
     Δc tells as much about the client as Δ does.
     """
 
+    @property
+    def keeps_state(self) -> bool:
+        return True
+
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
         return {"theta": theta, "c": torch.zeros_like(theta)}
 

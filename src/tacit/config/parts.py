@@ -145,6 +145,11 @@ def build_privacy(
         return None
     sampling = build_sampling(config, clients, sampler)
     mechanism = chosen(section, sampling, config.rounds, uploads, isinstance(parts.population, Owners))
+    if mechanism.forgetful_clients and parts.algorithm.keeps_state:
+        raise UserError(
+            f"cohort.sampling: clients of {config.method.name} keep state, which could tell who took part in "
+            "earlier rounds; ε of cohorts of a fixed size is not proved for that: set it to poisson"
+        )
     if section.noise is None:
         mechanism = mechanism.calibrated(parts.workload(config.seed), config.rounds)
     return mechanism

@@ -145,6 +145,11 @@ class Worker:
                 message, self.compute.vectors(job.states.load(client, participant.state)), work
             )
             shown.refuse_if_written()
+            if state and not job.algorithm.keeps_state and job.privacy and job.privacy.forgetful_clients:
+                raise UserError(
+                    f"{type(job.algorithm).__name__} keeps state at its clients, and for cohorts of a fixed "
+                    "size no ε is proved then; set cohort.sampling to poisson, and keeps_state to True"
+                )
             upload = received(sent, job.uploads)
         except Exception as error:
             where = f"client {client}, round {order.round}, step {work.count}"

@@ -114,6 +114,16 @@ class Mechanism(Aggregation):
         """Named sampling and noise can be repeated by whoever knows the name, so nothing is claimed."""
         return self.entropy == "seed"
 
+    @property
+    def forgetful_clients(self) -> bool:
+        """Whether its ε is proved only for clients that keep nothing from round to round.
+
+        With cohorts of a fixed size one client's draw says something of the others'. What they kept from
+        earlier cohorts would tell of those draws, so given all that was released a round's cohort counts
+        as a fresh secret no longer. Poisson draws are independent: given the others', nothing is told.
+        """
+        return self.relation == "replace-one" and self.noise > 0 and not self.simulated
+
     def expected(self, population: int) -> float:
         """Expected clients in a cohort: the constant that sums are divided by.
 
