@@ -67,3 +67,10 @@ def test_a_run_has_a_place_of_its_own_and_keeps_it(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nostore://x.* cannot be opened"):
         states_of(tmp_path, "nostore://x").save(0, "0-0-0", {"c": torch.ones(1)})
+
+
+def test_a_run_whose_states_are_in_its_folder_keeps_them_there(tmp_path: Path) -> None:
+    """To resume it on an engine with a store's URL must not make all of its states missing."""
+    here = states_of(tmp_path)
+    here.save(0, "0-0-0", {"c": torch.ones(1)})
+    assert states_of(tmp_path, f"memory://{tmp_path}").digest(0, "0-0-0") == here.digest(0, "0-0-0")

@@ -117,3 +117,14 @@ def test_gradients_and_the_servers_update_layer_by_layer(tmp_path: Path) -> None
     ).result.metrics
     for before, after in of_server(noisy).values():
         assert before <= 0.0101 < after, "bounded before the noise, drowned after it"
+
+
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+def test_without_noise_the_server_has_the_same_before_and_after(
+    weights: str, config: Callable[..., Config], dataset: Dataset, tmp_path: Path
+) -> None:
+    """What is not bounded is divided by the weights that came, and so is what it is compared with."""
+    more = {"evaluate__layers": True, "rounds": 1, "weights": weights}
+    result = tacit.run(config(**more), tmp_path / "run", dataset=dataset)
+    for before, after in result.metrics[0]["server_layers"].values():
+        assert before == pytest.approx(after, rel=1e-5)

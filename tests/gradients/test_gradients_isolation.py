@@ -410,3 +410,38 @@ def test_random_models(proof_alone, ops, size, seed):
         return  # the model itself cannot run
     seen = measure(model, squared_outputs(), [batch])
     assert seen.refused or (seen.error <= 1e-6 and seen.moved <= 1 + 1e-6), (ops, seen)
+
+
+class TwoReasons(nn.Module):
+    """One width has an operation without a rule, the other reads its records as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(2, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] == 2:
+            h = self.narrow(x)
+            return torch.linalg.matrix_exp(h.unsqueeze(2) * h.unsqueeze(1))[:, 0]
+        out: Tensor = self.wide(x) * torch.tensor([[1.0 + abs(row[0])] for row in x.tolist()])
+        return out
+
+
+def test_each_shape_takes_the_slow_road_for_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where records leave torch, they are computed one after another, also if an earlier shape was content
+    with `torch.func`, which cannot keep them apart.
+    """
+    alone: list[bool] = []
+    slow = clipped.record_gradients
+
+    def watched(*given: Any) -> Any:
+        alone.append(given[-1])
+        return slow(*given)
+
+    monkeypatch.setattr(clipped, "record_gradients", watched)
+    torch.manual_seed(0)
+    gradient = ClippedGradient(TwoReasons())
+    for width, wanted in ((2, False), (3, True), (2, False)):
+        alone.clear()
+        gradient({"x": torch.randn(4, width)}, lambda m, b: m(b["x"]).square().sum(1), 1.0)
+        assert set(alone) == {wanted}

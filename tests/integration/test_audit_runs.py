@@ -50,6 +50,7 @@ def fleet(config) -> Any:
     [
         (CLIENT, {}),
         (CLIENT, {"cohort": {"size": 100, "sampling": "fixed"}}),
+        ({**CLIENT, "entropy": "seed"}, {"evaluate": {"keep_best": True, "train": 5, "patience": 9}}),
         ({**CLIENT, "mechanism": "blt"}, {}),
         ({**CLIENT, "adaptive": {}}, {}),
         ({**CLIENT, "clip": {"bound": 0.5, "per": "dim"}}, {"method": "scaffold"}),

@@ -78,6 +78,7 @@ def test_a_config_takes_any_of_them_and_keeps_the_multiplier(
         ({"noise": {"mean": 1.0}}, "noise"),
         ({"unit": "example", "noise": {"average": 1.0}}, "one number"),
         ({"unit": "example", "noise": 1.0, "extrapolate": [{"population": 9, "cohort": 2}]}, "unit: client"),
+        ({"noise": 1.0, "mechanism": "blt", "extrapolate": [{"population": 9, "cohort": 2}]}, "independent"),
     ],
 )
 def test_impossible_statements_are_told(

@@ -12,12 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from command import GOOD, tacit
+from tacit.api.folders import recorded_config
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
 from tacit.report import compare
 from tacit.sweeps import sweep
+from tacit.sweeps.schedule import run_point
 
 SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 0.1") + (
     "name: mini\n"
@@ -346,3 +349,13 @@ def test_a_config_is_laid_over_its_base(tmp_path: Path) -> None:
     single.write_text("base: single.yaml\n")
     with pytest.raises(UserError, match="based on this very file"):
         load(single)
+
+
+def test_a_run_of_a_sweep_keeps_its_engines_settings(tmp_path: Path) -> None:
+    """In one process, and all else as the config says: bf16 that became float32 would be other results."""
+    plain = yaml.safe_load(GOOD) | {
+        "engine": {"kind": "pool", "workers": 2, "threads": 2, "precision": "bf16"}
+    }
+    assert run_point(plain, {"rounds": 1}, str(tmp_path / "run"))
+    engine = recorded_config(tmp_path / "run").engine.model_dump()
+    assert engine.items() >= {"kind": "auto", "workers": 0, "threads": 2, "precision": "bf16"}.items()

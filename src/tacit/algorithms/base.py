@@ -183,9 +183,10 @@ class Algorithm:
 
     @property
     def needs_steps(self) -> bool:
-        """Whether a client or the server uses K, the number of local steps, beyond taking them.
+        """Whether a client or the server uses K, the federation's number of local steps, beyond taking them.
 
-        With `local.epochs` it follows from the clients' sizes, which whoever protects clients must not tell.
+        A client may use its own. With `local.epochs` it follows from the clients' sizes, which whoever
+        protects clients must not tell.
         """
         return False
 

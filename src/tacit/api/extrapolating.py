@@ -22,10 +22,11 @@ def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
     if privacy is None or not asked:
         return []
     own = "sampling" in (read_passed(folder) or {}) or config.cohort.sampling == "fixed"
-    if privacy.unit != "client" or privacy.adaptive is not None or privacy.noise_by_layer or own:
+    other = privacy.adaptive is not None or privacy.mechanism is not None or privacy.noise_by_layer
+    if privacy.unit != "client" or other or own:
         raise UserError(
-            "an extrapolation needs client-level privacy, Poisson cohorts, a constant clip and the same "
-            "noise everywhere"
+            "an extrapolation needs client-level privacy, Poisson cohorts, a constant clip, and independent "
+            "noise that is the same everywhere"
         )
     noise, done = float(privacy.noise or 0.0), read_statement(folder).rounds  # type: ignore[arg-type]
     if not noise:

@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from tacit import config as configs
+from tacit.algorithms import Algorithm
 from tacit.api.folders import RUNS, recorded_config
+from tacit.config import Config
 from tacit.config.build import build_job
 from tacit.config.sweep import load_one
 from tacit.data import Dataset
+from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG
 from tacit.federation.lineage import read_lineage
+from tacit.federation.passed import own_copy, refuse_others
 from tacit.federation.statements import Together, read_statement, read_together
 from tacit.federation.testing import Metrics, Tested, load_newest, metrics_by_client, tested
 from tacit.federation.verify import Finding, examine
@@ -22,6 +28,7 @@ from tacit.privacy.mechanisms.base import Unit
 from tacit.privacy.statement import Statement
 from tacit.report.compare import find_runs, rows, to_json
 from tacit.report.page import PAGE, write_page
+from tacit.tasks import Task
 
 
 def verify(folder: str | Path) -> list[Finding]:
@@ -42,20 +49,31 @@ def verify(folder: str | Path) -> list[Finding]:
     return examine(folder)
 
 
-def test(place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset | None = None) -> Tested:
+def test(
+    place: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    algorithm: Algorithm | None = None,
+    task: Task | None = None,
+) -> Tested:
     """Evaluate a run's newest model, or the one a config starts from, on the test set.
 
     Args:
         place: a run's folder, or a config; of a sweep, the config is that of its first run.
         overrides: `key=value` settings, as on the command line.
-        dataset: records of one's own, if the run was given some.
+        dataset: records of one's own: those that the run was given, or others.
+        model: as given to `run`, if it was; a copy of it is filled.
+        algorithm: as given to `run`, if it was.
+        task: as given to `run`, if it was.
 
     Returns:
         The round, the metrics, the metrics by user and how they are spread. Nothing is told of single users
         who are clients of a run that claims to protect them.
 
     Raises:
-        UserError: there is no run, or no such config.
+        UserError: there is no run, or no such config, or the run was given another object.
     """
     place = Path(place)
     is_run = place.is_dir()
@@ -67,13 +85,20 @@ def test(place: str | Path, overrides: Sequence[str] = (), *, dataset: Dataset |
             f"{place} protects its clients, and the validation records are theirs; exact numbers on them are "
             "outside any guarantee: judge by the test set, --set evaluate.split=test"
         )
-    job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
+    job = _tested_job("test", config, place, dataset, model, algorithm, task)
     round = load_newest(job, place) if is_run else 0
     return tested(job, round, claimed)
 
 
 def test_clients(
-    place: str | Path, count: int, overrides: Sequence[str] = (), *, dataset: Dataset | None = None
+    place: str | Path,
+    count: int,
+    overrides: Sequence[str] = (),
+    *,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    algorithm: Algorithm | None = None,
+    task: Task | None = None,
 ) -> tuple[int, dict[str, dict[int, Metrics]]]:
     """Evaluate clients' own models, each on its client's own held-out records (`data.holdout`).
 
@@ -82,13 +107,16 @@ def test_clients(
         count: how many clients; those that a run with as many `evaluate.clients` tests.
         overrides: `key=value` settings, as on the command line.
         dataset: records of one's own, if the run was given some.
+        model: as given to `run`, if it was; a copy of it is filled.
+        algorithm: as given to `run`, if it was.
+        task: as given to `run`, if it was.
 
     Returns:
         The round, and by client: `personal`, and `tuned` where the config has `evaluate.tune`.
 
     Raises:
-        UserError: there is no run or config, clients have no records held out, or the run claims to protect
-            them.
+        UserError: there is no run or config, clients have no records held out, the run claims to protect
+            them, or was given another object.
     """
     place = Path(place)
     is_run = place.is_dir()
@@ -101,12 +129,29 @@ def test_clients(
             f"{place} claims to protect its clients, and exact numbers on each of them are outside the "
             "guarantee; simulations (privacy.entropy: seed) can be tested so"
         )
-    job = build_job(config.model_copy(update={"privacy": None}), place, dataset=dataset)
+    job = _tested_job("test_clients", config, place, dataset, model, algorithm, task)
     round = load_newest(job, place) if is_run else 0
     kinds = {"personal": None} | ({} if config.evaluate.tune is None else {"tuned": config.evaluate.tune})
     return round, {
         kind: metrics_by_client(job, place if is_run else None, count, tune) for kind, tune in kinds.items()
     }
+
+
+def _tested_job(
+    verb: str,
+    config: Config,
+    place: Path,
+    dataset: Dataset | None,
+    model: nn.Module | None,
+    algorithm: Algorithm | None,
+    task: Task | None,
+) -> Job:
+    """The job of a run, without its privacy; what the run was given as an object must be given again."""
+    if place.is_dir():
+        given = {"model": model, "algorithm": algorithm, "task": task}
+        refuse_others(place, given | ({"dataset": None} if dataset is None else {}), verb)
+    model = None if model is None else own_copy(model)
+    return build_job(config.model_copy(update={"privacy": None}), place, model, dataset, algorithm, task)
 
 
 def _claimed(place: Path) -> Unit | None:

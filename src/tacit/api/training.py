@@ -208,7 +208,7 @@ def resume(
         refuse_others(folder, given | {"optimizer": optimizer, "sampling": sampling})
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
-        job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling)
+        job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
         data = identify(config.data.name, job.population, job.public)
         _, ancestors = read_lineage(folder)
         settings = build_settings(config, job.algorithm, engine, optimizer)

@@ -123,6 +123,7 @@ def _table(*titles: str) -> Table:
 def _job(folder: Path) -> Job:
     from tacit.api.folders import recorded_config
     from tacit.config.build import build_job
+    from tacit.federation.passed import read_passed
 
     settings = recorded_config(folder)
     if settings.privacy is not None and settings.privacy.entropy == "os":
@@ -130,4 +131,7 @@ def _job(folder: Path) -> Job:
             f"{folder} protects its clients; exact numbers on them are outside any guarantee. This is for "
             "runs without privacy, and for simulations (privacy.entropy: seed)"
         )
+    for role in read_passed(folder) or {}:
+        if role in ("model", "dataset", "algorithm", "task"):
+            raise UserError(f"{folder}: its {role} was given from Python, and a command has only the config")
     return build_job(settings, folder)

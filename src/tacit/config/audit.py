@@ -70,7 +70,7 @@ def audit(
     The run is made in one process with fresh entropy and thrown away: some of its clients (or records) are
     canaries, so its model is good for nothing else. A simulation is audited as what it simulates. Canaries in
     one run and the bound on ε: Steinke, Nasr and Jagielski 2023, arXiv:2305.08846; canaries of clients in
-    federated learning: Andrew et al. 2023, arXiv:2302.03098.
+    federated learning: Andrew et al. 2024, arXiv:2302.03098.
 
     Args:
         config: what claims a guarantee.
@@ -94,7 +94,15 @@ def audit(
             "privacy": config.privacy.model_copy(update={"entropy": "os"}),
             "engine": InProcessSettings(),
             "evaluate": config.evaluate.model_copy(
-                update={"every": config.rounds, "clients": 0, "tune": None, "layers": False}
+                update={
+                    "every": config.rounds,
+                    "clients": 0,
+                    "tune": None,
+                    "layers": False,
+                    "train": 0,
+                    "patience": None,
+                    "keep_best": False,
+                }
             ),
             "checkpoint": config.checkpoint.model_copy(update={"every": config.rounds}),
             "trackers": (),

@@ -178,7 +178,7 @@ def _round(small: Job, settings: Settings, mechanism: Aggregation, workload: Wor
             total, Arrivals(1, 1, 1, 1.0), server.mechanism_state, 0, 0, workload
         )
         assert mean is not None
-        server.step(mean, 0.1, 1.0)
+        server.step(mean, 0.1)
         tensors, _ = server.optimizer.state()
         kept = sum(t.numel() for t in tensors.values())
     return kept / size, live.peak / (4 * small.layout.size)

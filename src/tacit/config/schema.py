@@ -93,6 +93,8 @@ class Config(Section):
             raise ValueError("privacy.extrapolate is about populations of clients; it needs unit: client")
         if privacy.noise_by_layer and privacy.extrapolate:
             raise ValueError("privacy.extrapolate is for the same noise everywhere; leave noise_by_layer out")
+        if privacy.mechanism is not None and privacy.extrapolate:
+            raise ValueError("privacy.extrapolate is for independent noise; leave privacy.mechanism out")
         if not isinstance(privacy.noise, NoiseStatedOn):
             return privacy
         if privacy.unit == "example":

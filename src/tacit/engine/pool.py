@@ -106,15 +106,15 @@ class Pool:
         patience: Patience | None = None,
         computes: Sequence[Compute] = (HOST,),
     ) -> None:
+        """`message` is an example of what will be sent: its names and lengths are fixed for the run.
+
+        Workers take turns at `computes`: with as many of either, each has one of its own.
+        """
         if not starts_workers():
             raise UserError(
                 "engine: worker processes need Linux or macOS, where they inherit shared memory; set "
                 "engine.workers to 0, which runs clients in this process"
             )
-        """`message` is an example of what will be sent: its names and lengths are fixed for the run.
-
-        Workers take turns at `computes`: with as many of either, each has one of its own.
-        """
         self._computes = computes
         self._messages = 0
         self._job, self._threads = job, threads

@@ -116,6 +116,6 @@ class UrlStates:
 def states_of(folder: Path, url: str | None = None) -> ClientStates:
     """Where the clients of a run keep their states: in its folder, or where it says; `url` for a new run."""
     note = folder / NOTE
-    if url is not None or note.exists():
+    if note.exists() or (url is not None and not (folder / STATES).exists()):
         return UrlStates(url or "", note)
     return DirectoryStates(folder / STATES)

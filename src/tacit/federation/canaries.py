@@ -97,12 +97,12 @@ class WatchedClients:
             bits = self.inner.bits(workload.seed, round, attempt, int(self.ids[canary]), 1)
             self._bounding.add_(self._upload(int(canary), total), total, bits)
         drawn, arrived = arrivals.drawn + len(self._drawn), arrivals.arrived + len(self._drawn)
-        everyone = replace(arrivals, drawn=drawn, arrived=arrived)
+        everyone, norm = replace(arrivals, drawn=drawn, arrived=arrived), self.inner.clipping_norm(state)
         mean, state = self.inner.release(total, everyone, state, round, attempt, workload)
         flat = torch.cat([vector.double() for vector in mean.values()]) * self.inner.expected(self.population)
         flat -= others
         found = [float(flat[p] @ v) for p, v in zip(self._places, self._values, strict=True)]
-        self._rounds.append(np.array(found) / self.inner.clipping_norm(state))
+        self._rounds.append(np.array(found) / norm)
         return mean, state
 
     def scores(self, workload: Workload) -> Floats:

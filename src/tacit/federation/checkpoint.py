@@ -85,7 +85,7 @@ def _remove(place: Path) -> None:
 
 def tidy(run: Path) -> None:
     """Remove what a killed run was just writing. Only for who holds the run's lock."""
-    for left in [*run.glob("*.partial"), *run.glob("ledger.jsonl.*"), *run.glob(f"{STATES}/**/*.partial")]:
+    for left in [*run.glob("*.partial"), *run.glob("ledger*.jsonl.*"), *run.glob(f"{STATES}/**/*.partial")]:
         left.unlink(missing_ok=True)
     for left in [*run.glob("checkpoint/*.partial"), *run.glob(f"{BEST}/*.partial")]:
         shutil.rmtree(left, ignore_errors=True)

@@ -9,6 +9,7 @@ from torch import nn
 
 from tacit.federation.tracking import Record, troubles
 from tacit.tasks import headline
+from tacit.tasks.headline import lower_is_better
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Result:
         """
         metric = headline({name} if name else {key for record in self.metrics for key in record})
         if name and metric.name != name:
-            return max(self._values(name))
+            return min(self._values(name)) if lower_is_better(name) else max(self._values(name))
         return metric.best(self._values(metric.name))
 
     def _values(self, name: str) -> list[float]:

@@ -70,14 +70,14 @@ def run_round(
         spending.record(charge, cohort)
     # 6. The only way from uploads to the server, and 7. its step.
     server.whole = False
-    exact = _before_noise(server, mechanism, total, bounding) if job.layers else None
     arrivals, state = _arrivals(reports, bounding, len(participants)), server.mechanism_state
+    exact = _before_noise(server, mechanism, total, bounding, arrivals) if job.layers else None
     mean, server.mechanism_state = mechanism.release(total, arrivals, state, n, attempt, workload)
     measured: Record = {}
     if job.privacy is not None and job.privacy.metrics is not None:
         measured = job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
     if mean is not None:
-        server.step(mean, order.lr, server.fraction)
+        server.step(mean, order.lr)
     # 8. What is kept of the round; the run tests, saves and tells of it.
     server.finish(reports)
     layers: dict[str, list[float]] = {}
@@ -95,13 +95,16 @@ def refuse_if_none_finite(round: int, reports: Sequence[Report]) -> None:
 
 
 def _before_noise(
-    server: Server, mechanism: Aggregation, total: Vectors, bounding: Bounding | None
+    server: Server, mechanism: Aggregation, total: Vectors, bounding: Bounding | None, arrivals: Arrivals
 ) -> Tensor:
     """The mean bounded update, as the noise will find it (with whatever noise the clients made
     themselves).
     """
-    delta, expected = total["delta"], mechanism.expected(len(server.job.population))
-    if bounding is None or bounding.grid is None:
+    delta = total["delta"]
+    if bounding is None:  # what is not bounded is divided by what came
+        return delta.float() / (arrivals.weight or 1.0)
+    expected = mechanism.expected(len(server.job.population))
+    if bounding.grid is None:
         return delta.float() / expected
     return bounding.grid.decoded(delta.clone(), 1 / expected)
 

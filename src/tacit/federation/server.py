@@ -133,12 +133,12 @@ class Server:
         """Clients, each with the version of its state that counts."""
         return [Participant(int(c), self.versions.get(int(c), NONE)) for c in clients]
 
-    def step(self, mean: Vectors, lr: float, fraction: float) -> None:
+    def step(self, mean: Vectors, lr: float) -> None:
         """The algorithm's server step: from the mean of the uploads to its next state."""
         mean = self._there(mean)
         view = _Round(
             index=self.round,
-            fraction=fraction,
+            fraction=self.fraction,
             lr=lr,
             steps=self.nominal_steps,
             optimizer=self.optimizer,

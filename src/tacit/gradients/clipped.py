@@ -119,8 +119,8 @@ class ClippedGradient:
         parts = list(self._parts(batch, size, losses))
         if len(parts) > 1:
             draws.save()
-        for part, slow in parts:
-            forms, values = self._per_record(part, losses, slow, draws)
+        for part, obstacle in parts:
+            forms, values = self._per_record(part, losses, obstacle, draws)
             with torch.no_grad(), exactly(total.device.type):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
                 factors = (bounds.to(part_norms) * SAFE / part_norms).clamp_(max=1.0)
@@ -146,8 +146,8 @@ class ClippedGradient:
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
         )
 
-    def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, bool]]:
-        """Slices of the batch, and whether they must take the slow road.
+    def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, Unsupported | None]]:
+        """Slices of the batch, and why they must take the slow road, if they must.
 
         The cut depends on the model and the shapes alone, never on what was computed before.
         """
@@ -155,11 +155,11 @@ class ClippedGradient:
         micro = self._micro_batch
         if micro is None:
             micro = max(1, size) if found is None else at_once(found, size)
-        slow = found is not None and found.obstacle is not None
+        obstacle = None if found is None else found.obstacle
         parts = -(-size // micro)
         for i in range(parts):  # of nearly equal sizes
             start, stop = size * i // parts, size * (i + 1) // parts
-            yield {name: tensor[start:stop] for name, tensor in batch.items()}, slow
+            yield {name: tensor[start:stop] for name, tensor in batch.items()}, obstacle
 
     def _test(self, batch: Batch, losses: Losses) -> None:
         """The second line behind the proof: an experiment at steps 1, 10, 100, …"""
@@ -207,10 +207,9 @@ class ClippedGradient:
         return self._surveys[key]
 
     def _per_record(
-        self, batch: Batch, losses: Losses, slow: bool, draws: Draws
+        self, batch: Batch, losses: Losses, obstacle: Unsupported | None, draws: Draws
     ) -> tuple[list[tuple[PerRecord, Tensor] | None], Tensor]:
         """Each segment's per-record gradients with their squared norms, and the losses."""
-        obstacle = next(s.obstacle for s in self._surveys.values() if s.obstacle) if slow else None
         if obstacle is None:
             try:
                 tape, values = self._proved(batch, losses, draws)

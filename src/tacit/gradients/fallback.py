@@ -36,9 +36,8 @@ def record_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Each parameter's gradients [B, *shape], and the losses [B].
 
-    `restore` sets back the generators outside torch, whose draws are the same for all records of a
-    step; torch's
-    own are drawn for each. `alone`: one record after another at once, for code of which `torch.func`
+    `restore` sets back the generators outside torch, whose draws are the same for all records of a step;
+    torch's own are drawn for each. `alone`: one record after another at once, for code of which `torch.func`
     cannot be sure either.
     """
     if alone:

@@ -19,12 +19,14 @@ tensor(0.5000)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import sqrt
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from tacit.optimizers.stepping import Closure, move_each
 
 
 class Lamb(Optimizer):
@@ -51,18 +53,8 @@ class Lamb(Optimizer):
         }
         super().__init__(params, {"lr": lr, **settings})
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            for group in self.param_groups:
-                settings = {name: group[name] for name in self.defaults}
-                for theta in group["params"]:
-                    if theta.grad is not None:
-                        self._move(theta, theta.grad, **settings)
-        return loss
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        return move_each(self, closure, self._move)
 
     def _move(
         self,

@@ -115,6 +115,3 @@ def dominating(parts: Iterable[Part]) -> Part:
     for part in others:
         event = event.joined(part.event)
     return Part(event, max(part.steps for part in [first, *others]))
-
-
-# --- the file -------------------------------------------------------------------------------------------

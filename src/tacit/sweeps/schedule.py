@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from tacit import api, config
 from tacit.config.sweep import Point, Sweep, slug, without_seed
+from tacit.engine import AutoSettings, PoolSettings
 from tacit.errors import Diverged, UserError
 from tacit.federation import read_metrics
 from tacit.federation.checkpoint import CONFIG
@@ -232,6 +233,19 @@ def _leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _in_one_process(settings: config.Config) -> dict[str, Any]:
+    """Overrides of the engine's section: runs share the cores, not clients. All else of it stays."""
+    engine = settings.engine
+    if not isinstance(engine, AutoSettings | PoolSettings):
+        return {}
+    several = isinstance(engine.device, tuple)  # a worker each, and there is one
+    return {
+        "engine.kind": "auto",
+        "engine.workers": 0,
+        **({"engine.device": engine.device[0]} if several else {}),
+    }
+
+
 def run_point(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
     """One run of a sweep, in a process of its own; whether it came to its end.
 
@@ -243,10 +257,8 @@ def run_point(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
         if (folder / CONFIG).exists():
             result = api.resume(folder)
         else:
-            config = api.load(base, point)
-            if getattr(config.engine, "kind", None) in ("auto", "pool"):  # runs share the cores, not clients
-                config = api.load(base, {**point, "engine": {"workers": 0}})
-            result = api.run(config, folder)
+            alone = _in_one_process(api.load(base, point))
+            result = api.run(api.load(base, {**point, **alone}), folder)
     except KeyboardInterrupt:  # before the first round; later ones finish and save
         return False
     except Diverged:

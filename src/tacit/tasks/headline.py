@@ -53,6 +53,19 @@ HEADLINES = (
 """From the most telling to the last resort."""
 
 
+ERRORS = {"loss", "error", "wer", "cer", "mae", "rmse", "perplexity", "bits", "seconds", "norm", "epsilon"}
+"""Last words of metrics of which less is better."""
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a metric is an error, whoever's it is.
+
+    >>> [lower_is_better(name) for name in ("personal_loss", "cer", "tuned_accuracy")]
+    [True, True, False]
+    """
+    return name.rpartition("_")[2] in ERRORS
+
+
 def headline(recorded: Container[str]) -> Headline:
     """The metric to judge by, among those that were recorded; the loss if none is known."""
     return next((known for known in HEADLINES if known.name in recorded), HEADLINES[-1])

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import lru_cache, reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from tacit.privacy.accountants.rdp import Items
-from tacit.privacy.events import LEAST, MOST, Event, PoissonGaussian, unsampled
+from tacit.privacy.events import LEAST, MOST, Event, PoissonGaussian
 
 SMALLEST_DELTA = 1e-11
 """Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there, as
@@ -35,9 +35,9 @@ FINE, ROUGH = 30_000, 2_000
 """Most points on the grid of one event's privacy losses; making them takes about 5 µs each."""
 
 
-def supports(event: Event) -> bool:
+def supports(event: Event) -> TypeGuard[PoissonGaussian]:
     """Whether there is a bound for such an event: for Poisson-sampled and plain Gaussians."""
-    return isinstance(event, PoissonGaussian) or unsampled(event) is not None
+    return isinstance(event, PoissonGaussian)
 
 
 @lru_cache(maxsize=4096)
@@ -47,7 +47,7 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
         return None
     merged: list[tuple[float, float, int]] = []
     for event, count in items:
-        if not isinstance(event, PoissonGaussian):
+        if not supports(event):
             return None
         if event.noise < LEAST:
             return math.inf
