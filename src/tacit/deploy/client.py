@@ -264,12 +264,13 @@ class Client:
             raise Mismatch("the frozen part of its model is not the server's")
 
     def _pay(self, order: TrainOrder, prepared: Prepared) -> None:
-        job, ledgers = prepared.job, self.ledgers
-        if job.privacy is None:
+        job, ledgers, run = prepared.job, self.ledgers, order.run
+        if job.privacy is None:  # then its records may change between rounds: a ledger for each state of them
             self.log("unprotected", order)
-        cost, before = own_cost(job.privacy, job.workload, order.client), ledgers.rounds(order.run)
+            run = f"{run}-{sha256(prepared.data.fingerprint.encode()).hexdigest()[:16]}"
+        cost, before = own_cost(job.privacy, job.workload, order.client), ledgers.rounds(run)
         parts = due_parts(job.privacy, job.workload, order.client, order.round, before)
-        ledgers.charge(order.run, order.round, parts, cost, job.privacy, prepared.data, self.allow)
+        ledgers.charge(run, order.round, parts, cost, job.privacy, prepared.data, self.allow)
 
     def _told(
         self,
