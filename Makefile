@@ -96,7 +96,7 @@ results: $(RESULTS) results-small  ## all comparisons of docs/results.md (days o
 $(RESULTS): results-%: $(VENV)/.installed-dev  ## (results-002, results-004, …) one of the papers' headlines
 	@$(ONE_THREAD) $(BIN)/python docs/making/results.py $*
 
-results-small: $(VENV)/.installed-dev  ## the small comparisons of docs/results.md (about three hours on two cores)
+results-small: $(VENV)/.installed-dev  ## the small comparisons of docs/results.md (about two hours on two cores)
 	@test -e runs/small-003-seed || $(BIN)/tacit pretrain recipes/small/003/seed.yaml --out runs/small-003-seed
 	@for part in example-level client-level not-private large large-sgd speech-noise speech-optimizers \
 		speech-cohort; do $(BIN)/tacit run recipes/small/results-$$part.yaml || exit 1; done

@@ -109,6 +109,11 @@ def test_units_for_systemd(clinic: Path) -> None:
     for kind, folder in (("server", "hospital"), ("client", "clinic")):
         unit = tacit(kind, "start", folder, "--unit")
         assert f"-m tacit {kind} start {Path(folder).resolve()}" in unit and "Restart=always" in unit
+    file = clinic / "client.yaml"
+    file.write_text(file.read_text() + "ledgers: ../ledgers\n")
+    shared = Path("ledgers").resolve()
+    assert f"ReadWritePaths={clinic.resolve()} {shared}\n" in tacit("client", "start", str(clinic), "--unit")
+    assert shared.is_dir(), "or systemd would not start it"
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,14 @@ def start(
     - `tacit client start clinic`
     """
     if unit:
+        from tacit.config.owner import read_owner
         from tacit.deploy.folders import unit as systemd
 
-        print(systemd("client", folder), end="")
+        shared = _ledgers(read_owner(folder), folder)
+        others = [] if shared is None else [shared]
+        for other in others:  # a unit starts only where all that it may write to is there
+            other.mkdir(mode=0o700, parents=True, exist_ok=True)
+        print(systemd("client", folder, *others), end="")
         return
     import torch
 

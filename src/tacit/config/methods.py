@@ -28,7 +28,7 @@ class Method:
     """A named preset."""
 
     rule: str
-    """A class of `tacit.algorithms`, which is imported when it is needed, and torch with it."""
+    """A class of `tacit.algorithms`, or of a file of it (`fedavg.FedAvg`): imported when it is needed."""
     summary: str
     paper: str
     """Which of the papers runs it (000 to 004 as in the recipes), or where it comes from."""
@@ -38,7 +38,8 @@ class Method:
 
     @property
     def algorithm(self) -> type[Algorithm]:
-        found: type[Algorithm] = getattr(import_module("tacit.algorithms"), self.rule)
+        file, dot, name = self.rule.rpartition(".")
+        found: type[Algorithm] = getattr(import_module(f"tacit.algorithms{dot}{file}"), name)
         return found
 
     @property

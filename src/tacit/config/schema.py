@@ -13,6 +13,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     PrivateAttr,
@@ -26,6 +27,7 @@ from tacit.deploy import FlowerSettings
 from tacit.engine import ENGINES, AutoSettings, EngineSettings
 from tacit.engine.settings import LocalTraining
 from tacit.federation.settings import Checkpoints, Cohort, Evaluation, ServerSettings
+from tacit.federation.trackers import known_tracker
 from tacit.models.settings import Model
 from tacit.privacy.settings import NoiseStatedOn, PrivacySettings
 from tacit.section import Named, Section
@@ -78,7 +80,7 @@ class Config(Section):
     checkpoint: Checkpoints = Checkpoints()
     engine: EngineChoice = AutoSettings()
     """Where clients run: speed only, never a result."""
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    trackers: tuple[Annotated[str, AfterValidator(known_tracker)], ...] = ()
     """Who else hears of every round, each an extra; `metrics.jsonl` and the page are always written."""
     _assumed_unit: bool = PrivateAttr(False)
     """Whether the privacy unit is a preset's, and not the person's choice."""

@@ -41,7 +41,7 @@ class Natural(Section):
 
     kind: Literal["natural"]
     clients: PositiveInt | None = None
-    """Draw so many of the users; left out, all of them."""
+    """Draw so many of the users; left out, all of them. A guarantee for clients needs `share`."""
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Or draw each user with this chance, by its own name: who takes part does not depend on who else is
     there, which a guarantee for clients needs.
@@ -95,7 +95,8 @@ class Data(Section):
     public: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the records that belongs to no client and needs no protection (adadps, `pretrain.records`).
 
-    The same share of each class, and the same records with every seed.
+    The same share of each class, and the same records with every seed; with `partition: natural` whole users,
+    each drawn by its name with this chance.
     """
     offline: bool = False
     """Never ask a hub."""

@@ -11,7 +11,7 @@ from tacit.deploy.policy import SENT, SHARED
 from tacit.engine import Job
 from tacit.errors import UserError
 from tacit.federation.files import unsealed_text
-from tacit.privacy import ClientLevel, FixedSize
+from tacit.privacy import ClientLevel, FixedSize, LayeredNoise
 from tacit.privacy.mechanisms.correlated import Correlated
 
 
@@ -25,6 +25,8 @@ def refuse_undeployable(job: Job) -> None:
         )
     if privacy is not None and privacy.metrics is not None:
         raise UserError("privacy.metrics: real clients do not tell the numbers it is made of; leave it out")
+    if isinstance(privacy, LayeredNoise):
+        raise UserError("privacy.noise_by_layer: real clients cannot count its cost yet; leave it out")
     if isinstance(privacy, ClientLevel) and privacy.noise_at == "clients":
         raise UserError(
             "privacy.noise_at: a client's share of the noise hides nothing from a server that sees its "

@@ -107,9 +107,13 @@ def init_client(folder: Path, invitation: Invitation, text: str) -> None:
     write_new(folder / "client.yaml", text.encode(), 0o600)
 
 
-def unit(kind: str, folder: Path) -> str:
-    """A systemd unit that runs `tacit server start` or `tacit client start`, and again if it ends."""
+def unit(kind: str, folder: Path, *others: Path) -> str:
+    """A systemd unit that runs `tacit server start` or `tacit client start`, and again if it ends.
+
+    It writes to its folder, to `others`, and keeps what it fetches in its folder too.
+    """
     place = folder.resolve()
+    writes = " ".join(str(path.resolve()) for path in (folder, *others))
     return f"""[Unit]
 Description=tacit {kind} of {place.name}
 After=network-online.target
@@ -124,7 +128,8 @@ UMask=0077
 NoNewPrivileges=yes
 PrivateTmp=yes
 ProtectSystem=strict
-ReadWritePaths={place}
+ReadWritePaths={writes}
+Environment=TACIT_CACHE={place}/cache
 
 [Install]
 WantedBy=default.target

@@ -135,7 +135,7 @@ def refuse_others(folder: Path, given: Mapping[str, Any], verb: str = "resume") 
         if was is not None and has is None:
             raise UserError(
                 f"{folder}: this run was given its {role} as an object, {was.text()} of {_module(was)}; give "
-                f"it again from Python: tacit.{verb}({str(folder)!r}, {role}={_written(role, was)})"
+                f"it again from Python: tacit.{verb}({_first(folder, verb)}, {role}={_written(role, was)})"
             )
         if was is None or has is None or replace(was, weights=None) == replace(has, weights=None):
             continue
@@ -148,6 +148,12 @@ def refuse_others(folder: Path, given: Mapping[str, Any], verb: str = "resume") 
             f"{folder}: the run's {role} was {was.text()} of {_module(was)}, and {what}; pass the one it "
             "had, or start a new run"
         )
+
+
+def _first(folder: Path, verb: str) -> str:
+    """What the function takes before objects."""
+    more = {"export": ", DIR", "test_clients": ", COUNT"}
+    return f"{str(folder)!r}{more.get(verb, '')}"
 
 
 def own_copy(model: nn.Module) -> nn.Module:

@@ -18,6 +18,13 @@ TRACKERS = {
 """The class of each; its module here has the tracker's name, and so has the extra that installs it."""
 
 
+def known_tracker(name: str) -> str:
+    """The name, if it is a tracker's."""
+    if name not in TRACKERS:
+        raise ValueError(f"{name!r} is not one of {', '.join(TRACKERS)}")
+    return name
+
+
 def open_tracker(name: str, folder: Path, config: Mapping[str, Any]) -> Tracker:
     """A tracker for the run in `folder`, which has this config. Refused if its library is not installed."""
     kind = getattr(import_module(f"{__name__}.{name}"), TRACKERS[name])
