@@ -158,6 +158,18 @@ def test_a_plan_of_a_config_is_what_the_run_will_spend(command) -> None:
     assert "no `privacy` section" in one_line(command("plan", "c.yaml", "--set", "privacy=null"))
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--examples 10", "--batch 2", "--local-steps 2", "--participations 2", "--queries 2", "--metrics 0.1",
+        "--sampling fixed", "--noise-on average", "--compare-closed-form", "--rounds 3", "--at 9:3",
+    ],
+)  # fmt: skip
+def test_a_plan_of_a_config_takes_no_other_settings(command, option) -> None:
+    Path("c.yaml").write_text(GOOD + "privacy: {unit: client, clip: 0.2, noise: 1, delta: 1e-3}\n")
+    assert "change them with --set" in one_line(command("plan", "c.yaml", *option.split()))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> None:
     from tacit.algorithms import FedAvg
