@@ -190,13 +190,29 @@ def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> N
         ({"dataset": {"x": [1]}}, "dataset: this is a dict; tacit.dataset"),
         ({"model": "mlp"}, "model: this is a str; give a torch module"),
         ({"engine": "pool"}, "engine: 'pool' is no engine"),
-        ({"config": "c.yaml"}, "config: this is a str; tacit.load"),
+        ({"algorithm": "scaffold"}, "algorithm: this is a str; give a tacit.Algorithm"),
+        ({"task": "regression"}, "task: this str has no losses, evaluate, summarise; give an object"),
+        ({"sampling": 0.5}, "sampling: this float has no repeatable, expected; give a tacit.privacy.Sampler"),
+        ({"sampling": tacit.privacy.Poisson}, "sampling: Poisson is a class"),
     ],
 )
-def test_objects_of_another_kind_are_named(config, given, said) -> None:
+def test_objects_of_another_kind_are_named(config, dataset, given, said) -> None:
     with pytest.raises(tacit.UserError, match=said):
-        tacit.run(given.pop("config", config()), "run", **given)
+        tacit.run(config(), "run", **given)
     assert not Path("run").exists()
+    tacit.run(config(rounds=1), "run", dataset=dataset)
+    with pytest.raises(tacit.UserError, match=said):
+        tacit.resume("run", **({"dataset": dataset} | given), rounds=2)
+
+
+def test_a_config_or_a_sampler_of_another_kind_is_named(config, dataset) -> None:
+    with pytest.raises(tacit.UserError, match=r"config: this is a str; tacit.load"):
+        tacit.run("c.yaml", "run")
+    private = config(privacy={"unit": "client", "clip": 0.2, "noise": 1, "delta": 1e-3})
+    with pytest.raises(tacit.UserError, match="sampling: this float has no repeatable"):
+        tacit.plan(private, dataset=dataset, sampling=0.5)
+    with pytest.raises(tacit.UserError, match=r"task.import: this Fraction has no losses"):
+        tacit.run(config(task={"import": "fractions:Fraction"}), "run", dataset=dataset)
 
 
 @pytest.mark.parametrize("task", ["language", "speech", "token-classification"])
