@@ -169,7 +169,10 @@ def test_a_cohort_that_is_none_is_refused_before_it_is_paid_for() -> None:
     with pytest.raises(UserError, match="drew a client twice in round 1"):
         run("run", PRIVATE, sampling=Twice())
     assert Ledger.read(Path("run") / LEDGER).charges == [] and read_ledger(Path("run")).charges == []
-    for odd, message in (([CLIENTS], "numbered 0 to 7"), ([-1], "drew client -1"), ([0.5], "whole numbers")):
+    whole = "must give a list of whole numbers"
+    numbers = (([CLIENTS], "numbered 0 to 7"), ([-1], "drew client -1"), ([2**64 - 1], "numbered 0 to 7"))
+    others = ([0.5], ["a"], [None], [[1]], [[1], [2, 3]], 3, {1})
+    for odd, message in (*numbers, *((other, whole) for other in others)):
         scheme = InTurn()
         object.__setattr__(scheme, "repeatable", lambda rng, population, round=0, odd=odd: odd)
         with pytest.raises(UserError, match=message):

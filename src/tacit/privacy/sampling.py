@@ -124,10 +124,14 @@ class OwnSampling:
     def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> Ids:
         """The sampler's cohort, sorted; a `UserError` if these are not clients, or one is there twice."""
         assert self.sampler is not None
-        drawn = np.asarray(self.sampler.repeatable(rng, population, round))
-        ids: Ids = np.unique(drawn).astype(np.int64)
+        given = self.sampler.repeatable(rng, population, round)
+        try:
+            drawn = np.asarray(given)
+        except ValueError:  # lists of several lengths
+            drawn = np.asarray(None)
         if drawn.size and (drawn.ndim != 1 or drawn.dtype.kind not in "iu"):
             raise UserError(f"sampling: {self.name} must give a list of whole numbers, one for each client")
+        ids: Ids = np.unique(drawn).astype(np.int64)
         if len(ids) != drawn.size:
             raise UserError(f"sampling: {self.name} drew a client twice in round {round + 1}; once is enough")
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < population:
