@@ -26,7 +26,7 @@ from tacit.federation import Federation, Result, Settings, Tracker
 from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
-from tacit.federation.fitting import refuse_mismatch, refuse_odd, refuse_other_task
+from tacit.federation.fitting import refuse_mismatch, refuse_no_train_loss, refuse_odd, refuse_other_task
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
 from tacit.federation.passed import (
@@ -139,6 +139,7 @@ def run(
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
+        refuse_no_train_loss(job)
         config = resolved(config, job)
         data = identify(config.data.name, job.population, job.public)
         settings = build_settings(config, job.algorithm, engine, optimizer)

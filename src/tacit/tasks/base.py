@@ -39,7 +39,7 @@ class Task(Protocol):
             batch: named tensors with the examples along dimension 0.
 
         Returns:
-            Sums by name, with `count` (the number of examples) among them.
+            Sums by name.
         """
         ...
 
@@ -50,7 +50,9 @@ class Task(Protocol):
             sums: the sums by name.
 
         Returns:
-            Metrics by name; NaN when nothing was counted.
+            Metrics by name; NaN when nothing was counted. Any names will do; of some a use is made: a run is
+            judged by the first of `tacit.tasks.headline.HEADLINES` that is there, `loss` being the last;
+            `evaluate.train` needs a `loss`, and `privacy.metrics.accuracy` an `accuracy`.
         """
         ...
 
