@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tacit.engine.states import NONE, ClientStates, DirectoryStates, version
-from tacit.engine.url_states import states_of
+from tacit.engine.url_states import UrlStates, states_of
 from tacit.errors import UserError
 
 
@@ -67,3 +68,28 @@ def test_a_run_has_a_place_of_its_own_and_keeps_it(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nostore://x.* cannot be opened"):
         states_of(tmp_path, "nostore://x").save(0, "0-0-0", {"c": torch.ones(1)})
+
+
+class Broken:
+    """A store whose network is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError("connection reset")
+
+
+@pytest.mark.parametrize(
+    ("ask", "failed"),
+    [
+        (lambda states: states.load(3, "0-0-0"), "the state of client 3 cannot be read"),
+        (lambda states: states.save(3, "0-0-0", {}), "the state of client 3 cannot be written"),
+        (lambda states: states.digest(3, "0-0-0"), "the state of client 3 cannot be read"),
+        (lambda states: states.prune(3, set()), "old states of client 3 cannot be removed"),
+        (lambda states: states.clear(), "the states cannot be removed"),
+    ],
+)
+def test_a_store_that_fails_is_told_in_one_line(ask: Any, failed: str) -> None:
+    states = UrlStates("memory://gone")
+    states.__dict__["_store"] = Broken(), "/gone"
+    said = rf"^engine.state: memory://gone: {failed} \(connection reset\); mend that, then resume$"
+    with pytest.raises(UserError, match=said):
+        ask(states)
