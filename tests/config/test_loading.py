@@ -28,7 +28,7 @@ PRIVACY = {"unit": "client", "delta": 1e-3, "clip": 1.0, "noise": 1.0}
         ({"data": "shakespeare"}, "data.holdout", 0.1, {"name": "shakespeare", "holdout": 0.1}),
         ({"data": {"partition": "natural"}}, "data.partition.share", 0.5, {"kind": "natural", "share": 0.5}),
         ({"privacy": {"mechanism": "blt"}}, "privacy.mechanism.buffers", 3, {"kind": "blt", "buffers": 3}),
-        ({"privacy": {"clip": 1.0}}, "privacy.clip.weights", "dim", {"bound": 1.0, "weights": "dim"}),
+        ({"privacy": {"clip": 1.0}}, "privacy.clip.per", "dim", {"bound": 1.0, "per": "dim"}),
         ({"privacy": {"metrics": True}}, "privacy.metrics.share", 0.1, {"share": 0.1}),
         ({"cohort": 4}, "cohort.sampling", "fixed", {"size": 4, "sampling": "fixed"}),
     ],
@@ -53,7 +53,7 @@ def test_what_was_overridden_is_a_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("name.x", "run"), ("server.schedule.floor", "cosine"), ("privacy.clip.weights", True)]
+    ("key", "value"), [("name.x", "run"), ("server.schedule.floor", "cosine"), ("privacy.clip.per", True)]
 )
 def test_what_is_short_for_nothing_is_no_section(key: str, value: Any) -> None:
     values: dict[str, Any] = {}
