@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -156,6 +157,24 @@ def test_a_plan_of_a_config_is_what_the_run_will_spend(command) -> None:
     code, out, _ = command("plan", "c.yaml", "--set", "rounds=5")
     assert code == 0 and "within the budget of 3" in out and "whole clients" in out
     assert "no `privacy` section" in one_line(command("plan", "c.yaml", "--set", "privacy=null"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "drawn", "said"),
+    [
+        ("", "poisson", "4 of 40 a round, on average"),
+        ("cohort.sampling=fixed", "fixed", "4 of 40 a round"),
+        ("privacy.unit=example", "fixed", "4 of 40 a round"),
+        ("privacy.mechanism=blt", "in turn", "4 of 40 a round, in turn"),
+    ],
+)
+def test_a_plan_says_how_cohorts_are_chosen(command, setting, drawn, said) -> None:
+    Path("c.yaml").write_text(GOOD + "privacy: {unit: client, clip: 0.2, noise: 4, delta: 1e-3}\n")
+    _, out, _ = command("plan", "c.yaml", *(("--set", setting) if setting else ()))
+    (line,) = (line for line in out.splitlines() if line.startswith("clients"))
+    assert line.removeprefix("clients").strip() == said
+    _, out, _ = command("plan", "c.yaml", "--json", *(("--set", setting) if setting else ()))
+    assert json.loads(out)["sampling"] == drawn
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ def test_no_amplification_for_a_sampler_that_is_not_known() -> None:
         said = tacit.statement(folder)
         assert said.epsilon == pytest.approx(whole, rel=1e-6) and "nothing is claimed" in said.text()
         assert "stays secret" not in said.text()
-        assert tacit.plan(tacit.load(PRIVATE), dataset=blobs(64), sampling=sampler)["epsilon"] == said.epsilon
+        planned = tacit.plan(tacit.load(PRIVATE), dataset=blobs(64), sampling=sampler)
+        assert (planned["epsilon"], planned["sampling"]) == (said.epsilon, "own")
     run("known", PRIVATE, sampling=Poisson(COHORT / CLIENTS))
     assert tacit.statement("known").epsilon < whole / 1.5
     with pytest.raises(UserError, match="is not known"):
