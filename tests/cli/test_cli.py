@@ -83,6 +83,7 @@ BAD = [
     (["--set", "data.partition.alfa=1"], "data.partition.alfa: unknown key; did you mean 'alpha'?"),
     (["--set", "method=fedavgg"], "there is no method 'fedavgg'; did you mean 'fedavg'?"),
     (["--set", "method.mu=1"], "method.mu: fedavg has no such option"),
+    (["--set", "method={name: centaur, personal: haed}"], "'haed' matches no parameter"),
     (["--set", "model=resnet81"], "resnet18"),
     (["--set", "model.hiden=[8]"], "hiden"),
     (["--set", "model.hidden=abc"], "model: mlp cannot be built with hidden: 'abc'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -158,6 +159,36 @@ def test_a_plan_of_a_config_is_what_the_run_will_spend(command) -> None:
     assert "no `privacy` section" in one_line(command("plan", "c.yaml", "--set", "privacy=null"))
 
 
+@pytest.mark.parametrize(
+    ("setting", "drawn", "said"),
+    [
+        ("", "poisson", "4 of 40 a round, on average"),
+        ("cohort.sampling=fixed", "fixed", "4 of 40 a round"),
+        ("privacy.unit=example", "fixed", "4 of 40 a round"),
+        ("privacy.mechanism=blt", "in turn", "4 of 40 a round, in turn"),
+    ],
+)
+def test_a_plan_says_how_cohorts_are_chosen(command, setting, drawn, said) -> None:
+    Path("c.yaml").write_text(GOOD + "privacy: {unit: client, clip: 0.2, noise: 4, delta: 1e-3}\n")
+    _, out, _ = command("plan", "c.yaml", *(("--set", setting) if setting else ()))
+    (line,) = (line for line in out.splitlines() if line.startswith("clients"))
+    assert line.removeprefix("clients").strip() == said
+    _, out, _ = command("plan", "c.yaml", "--json", *(("--set", setting) if setting else ()))
+    assert json.loads(out)["sampling"] == drawn
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--examples 10", "--batch 2", "--local-steps 2", "--participations 2", "--queries 2", "--metrics 0.1",
+        "--sampling fixed", "--noise-on average", "--compare-closed-form", "--rounds 3", "--at 9:3",
+    ],
+)  # fmt: skip
+def test_a_plan_of_a_config_takes_no_other_settings(command, option) -> None:
+    Path("c.yaml").write_text(GOOD + "privacy: {unit: client, clip: 0.2, noise: 1, delta: 1e-3}\n")
+    assert "change them with --set" in one_line(command("plan", "c.yaml", *option.split()))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> None:
     from tacit.algorithms import FedAvg
@@ -178,13 +209,29 @@ def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> N
         ({"dataset": {"x": [1]}}, "dataset: this is a dict; tacit.dataset"),
         ({"model": "mlp"}, "model: this is a str; give a torch module"),
         ({"engine": "pool"}, "engine: 'pool' is no engine"),
-        ({"config": "c.yaml"}, "config: this is a str; tacit.load"),
+        ({"algorithm": "scaffold"}, "algorithm: this is a str; give a tacit.Algorithm"),
+        ({"task": "regression"}, "task: this str has no losses, evaluate, summarise; give an object"),
+        ({"sampling": 0.5}, "sampling: this float has no repeatable, expected; give a tacit.privacy.Sampler"),
+        ({"sampling": tacit.privacy.Poisson}, "sampling: Poisson is a class"),
     ],
 )
-def test_objects_of_another_kind_are_named(config, given, said) -> None:
+def test_objects_of_another_kind_are_named(config, dataset, given, said) -> None:
     with pytest.raises(tacit.UserError, match=said):
-        tacit.run(given.pop("config", config()), "run", **given)
+        tacit.run(config(), "run", **given)
     assert not Path("run").exists()
+    tacit.run(config(rounds=1), "run", dataset=dataset)
+    with pytest.raises(tacit.UserError, match=said):
+        tacit.resume("run", **({"dataset": dataset} | given), rounds=2)
+
+
+def test_a_config_or_a_sampler_of_another_kind_is_named(config, dataset) -> None:
+    with pytest.raises(tacit.UserError, match=r"config: this is a str; tacit.load"):
+        tacit.run("c.yaml", "run")
+    private = config(privacy={"unit": "client", "clip": 0.2, "noise": 1, "delta": 1e-3})
+    with pytest.raises(tacit.UserError, match="sampling: this float has no repeatable"):
+        tacit.plan(private, dataset=dataset, sampling=0.5)
+    with pytest.raises(tacit.UserError, match=r"task.import: this Fraction has no losses"):
+        tacit.run(config(task={"import": "fractions:Fraction"}), "run", dataset=dataset)
 
 
 @pytest.mark.parametrize("task", ["language", "speech", "token-classification"])

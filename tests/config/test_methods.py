@@ -23,6 +23,9 @@ from tacit.config.methods import METHODS, _checked, build_algorithm
         (-1, int, "must be a whole number"),
         (1, bool, "must be true or false"),
         ("c", Literal["a", "b"], "must be one of a, b"),
+        (3, tuple[str, ...], "must be a list of names"),
+        (["head", 3], tuple[str, ...], "must be a list of names"),
+        ({"head": True}, tuple[str, ...], "must be a list of names"),
     ],
 )
 def test_a_range_is_declared_by_type_and_not_by_name(value: Any, declared: Any, said: str) -> None:
@@ -41,3 +44,8 @@ def test_every_moving_average_has_its_range(name: str) -> None:
             assert hints[option] == Decay
             with pytest.raises(UserError, match=f"method.{option}: must be in"):
                 build_algorithm(name, {option: 1.0})
+
+
+def test_a_bare_name_is_a_list_of_one() -> None:
+    for given in ("head", ["head"], ("head",)):
+        assert build_algorithm("centaur", {"personal": given}).personal_part == ("head",)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tacit.engine.states import NONE, ClientStates, DirectoryStates, version
-from tacit.engine.url_states import states_of
+from tacit.engine.url_states import UrlStates, states_of
 from tacit.errors import UserError
 
 
@@ -74,3 +75,28 @@ def test_a_run_whose_states_are_in_its_folder_keeps_them_there(tmp_path: Path) -
     here = states_of(tmp_path)
     here.save(0, "0-0-0", {"c": torch.ones(1)})
     assert states_of(tmp_path, f"memory://{tmp_path}").digest(0, "0-0-0") == here.digest(0, "0-0-0")
+
+
+class Broken:
+    """A store whose network is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError("connection reset")
+
+
+@pytest.mark.parametrize(
+    ("ask", "failed"),
+    [
+        (lambda states: states.load(3, "0-0-0"), "the state of client 3 cannot be read"),
+        (lambda states: states.save(3, "0-0-0", {}), "the state of client 3 cannot be written"),
+        (lambda states: states.digest(3, "0-0-0"), "the state of client 3 cannot be read"),
+        (lambda states: states.prune(3, set()), "old states of client 3 cannot be removed"),
+        (lambda states: states.clear(), "the states cannot be removed"),
+    ],
+)
+def test_a_store_that_fails_is_told_in_one_line(ask: Any, failed: str) -> None:
+    states = UrlStates("memory://gone")
+    states.__dict__["_store"] = Broken(), "/gone"
+    said = rf"^engine.state: memory://gone: {failed} \(connection reset\); mend that, then resume$"
+    with pytest.raises(UserError, match=said):
+        ask(states)

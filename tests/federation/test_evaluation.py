@@ -71,6 +71,53 @@ def test_the_servers_train_loss_is_its_models_loss_on_training_records(workers: 
         assert record["server_train_loss"] != record["train_loss"]
 
 
+class Rightness:
+    """A task of one's own that counts nothing but what is right, and has no loss among its metrics."""
+
+    def losses(self, model, batch):
+        return Classification().losses(model, batch)
+
+    def evaluate(self, model, batch):
+        right = (model(batch["x"]).argmax(1) == batch["y"]).float()
+        return {"right": right.sum(), "asked": torch.tensor(len(right))}
+
+    def summarise(self, sums):
+        return {"rightness": sums["right"] / sums["asked"]}
+
+
+def test_a_train_loss_of_a_task_without_one_is_refused_before_training() -> None:
+    with pytest.raises(
+        UserError, match=r"evaluate.train: Rightness has no loss among its metrics \(rightness"
+    ):
+        tacit.run(configured("fedavg", {"evaluate.train": 20}), "run", dataset=small(), task=Rightness())
+    assert not Path("run").exists()
+    tacit.run(configured("fedavg", {"rounds": 1}), "run", dataset=small(), task=Rightness())
+
+
+def test_a_task_that_counts_in_its_own_way_is_tested_by_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = f"{__name__}:blobs"
+    config = tacit.load(
+        {
+            "rounds": 1,
+            "data": {"import": data, "partition": "natural"},
+            "model": "logistic",
+            "task": {"import": f"{__name__}:Rightness"},
+            "cohort": 3,
+            "local": {"steps": 1, "batch": 5, "lr": 0.1},
+            "engine": {"workers": 0},
+        }
+    )
+    tacit.run(config, "run")
+    found = tacit.test("run")
+    assert found.whole.keys() == {"rightness", "count"} and found.whole["count"] == 120
+    assert len(found.users) == 12 and all(own["count"] == 10 for own in found.users.values())
+    assert found.spread == {}, "it is judged by no metric that is known"
+    code, out, err = command("test", "run", monkeypatch=monkeypatch, capsys=capsys)
+    assert (code, err) == (0, "") and "rightness" in out and "users:" not in out
+
+
 def test_an_exact_train_loss_of_protected_records_is_refused() -> None:
     config = configured("dp-fedavg", {"evaluate.train": 20})
     play(config, "simulation")

@@ -144,7 +144,8 @@ def test_no_amplification_for_a_sampler_that_is_not_known() -> None:
         said = tacit.statement(folder)
         assert said.epsilon == pytest.approx(whole, rel=1e-6) and "nothing is claimed" in said.text()
         assert "stays secret" not in said.text()
-        assert tacit.plan(tacit.load(PRIVATE), dataset=blobs(64), sampling=sampler)["epsilon"] == said.epsilon
+        planned = tacit.plan(tacit.load(PRIVATE), dataset=blobs(64), sampling=sampler)
+        assert (planned["epsilon"], planned["sampling"]) == (said.epsilon, "own")
     run("known", PRIVATE, sampling=Poisson(COHORT / CLIENTS))
     assert tacit.statement("known").epsilon < whole / 1.5
     with pytest.raises(UserError, match="is not known"):
@@ -169,7 +170,10 @@ def test_a_cohort_that_is_none_is_refused_before_it_is_paid_for() -> None:
     with pytest.raises(UserError, match="drew a client twice in round 1"):
         run("run", PRIVATE, sampling=Twice())
     assert Ledger.read(Path("run") / LEDGER).charges == [] and read_ledger(Path("run")).charges == []
-    for odd, message in (([CLIENTS], "numbered 0 to 7"), ([-1], "drew client -1"), ([0.5], "whole numbers")):
+    whole = "must give a list of whole numbers"
+    numbers = (([CLIENTS], "numbered 0 to 7"), ([-1], "drew client -1"), ([2**64 - 1], "numbered 0 to 7"))
+    others = ([0.5], ["a"], [None], [[1]], [[1], [2, 3]], 3, {1})
+    for odd, message in (*numbers, *((other, whole) for other in others)):
         scheme = InTurn()
         object.__setattr__(scheme, "repeatable", lambda rng, population, round=0, odd=odd: odd)
         with pytest.raises(UserError, match=message):

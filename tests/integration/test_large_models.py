@@ -92,7 +92,7 @@ def test_a_personal_head_is_whatever_the_model_calls_it() -> None:
     layout = Layout.of(roberta(), ("head",))
     personal = [s.name for s in layout.segments if s.offset >= layout.shared]
     assert personal == [f"classifier.{n}.{w}" for n in ("dense", "out_proj") for w in ("weight", "bias")]
-    with pytest.raises(ValueError, match="'head' matches no parameter"):
+    with pytest.raises(UserError, match="'head' matches no parameter"):
         Layout.of(nn.Sequential(nn.Linear(2, 2)), ("head",))
 
 

@@ -85,6 +85,29 @@ def test_steps_by_seconds_go_on_through_epochs() -> None:
     assert not list(PlainGradients(local, rng, durations=np.zeros(0)).rows(0))
 
 
+def test_epochs_by_seconds_end_with_a_whole_step() -> None:
+    """Three records of 1, 1 and 2 s in batches of 2 s: an epoch has two or three, by its order."""
+    durations, odd = np.array([1.0, 1.0, 2.0]), 0
+    for seed in range(20):
+        packed = list(by_seconds(durations, 2.0, 2, np.random.default_rng(seed)))
+        odd += len(packed) % 2
+        local, rng = Local(0.1, 2, 2.0, epochs=1), np.random.default_rng(seed)
+        rows = list(PlainGradients(local, rng, batches_per_step=2, durations=durations).rows(3))
+        assert len(rows) == len(packed) // 2 * 2
+        assert all(np.array_equal(row, one) for row, one in zip(rows, packed, strict=False))
+    assert odd, "some of them do not come out even"
+
+
+def test_a_method_of_two_batches_a_step_takes_epochs_by_seconds(corpus: Dataset, tmp_path: Path) -> None:
+    config = speech(
+        method={"name": "fedsam", "fresh": True},
+        rounds=3,
+        cohort=6,
+        local={"epochs": 1, "seconds": 1.01, "lr": 0.1},
+    )
+    assert tacit.run(config, tmp_path / "run", dataset=corpus).finished
+
+
 @pytest.mark.slow
 def test_a_federation_of_speakers_learns_and_does_not_depend_on_the_engine(
     corpus: Dataset, tmp_path: Path

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tacit import optimizers
 from tacit.errors import UserError
 from tacit.optimizers import Constant, Cosine, Exponential, Lamb, Lars, PerRound, ServerOptimizer
+from tacit.optimizers.schedules import AnySchedule
 from tacit.optimizers.server import OPTIMIZERS, options
 from tacit.vector import Layout
 
@@ -355,3 +357,9 @@ def test_the_shape_within_a_round(total: int) -> None:
     assert warm[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0]) and warm[5] == 1.0
     assert min(warm[5:]) > 0.1
     assert {Within()(k, total) for k in range(total)} == {1.0}
+
+
+def test_every_schedule_is_exported() -> None:
+    union, _ = get_args(AnySchedule)
+    for schedule in get_args(union):
+        assert getattr(optimizers, schedule.__name__) is schedule and schedule.__name__ in optimizers.__all__

@@ -241,7 +241,7 @@ def test_weights_move_the_bound_between_layers_and_leave_its_length(per: Per) ->
 def test_weights_of_nothing_are_refused() -> None:
     with pytest.raises(UserError, match="no layer matches 'mlp'; there are"):
         Clip(C, "dim", weights={"mlp": 2.0}).bind(SIZES, LAYOUT)
-    with pytest.raises(UserError, match="set per: dim"):
+    with pytest.raises(UserError, match=r"privacy.clip.weights: .*set per: dim"):
         Clip(C, weights={"*": 2.0})
     with pytest.raises(UserError, match="greater than 0"):
         Clip(C, "dim", weights={"*": 0.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,20 @@ def test_poisson_cohorts_come_from_the_rounds_group() -> None:
     group = set(mechanism.group(0, FLEET).tolist())
     assert len(group) == 20
     assert all(set(mechanism.sample(0, 0, FLEET).tolist()) <= group for _ in range(50))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: banded(bands=0), r"privacy\.mechanism\.bands 0: choose at least 1"),
+        (lambda: amplified(bands=None), r"privacy\.mechanism\.bands: with Poisson cohorts give the number"),
+        (lambda: amplified(bands=60), r"privacy\.mechanism\.bands 60: .* lower it to 50"),
+        (lambda: blt(buffers=7), r"privacy\.mechanism\.buffers 7: choose 1 to 6"),
+    ],
+)
+def test_what_cannot_be_is_told_by_its_key(make: Callable[[], Correlated], said: str) -> None:
+    with pytest.raises(UserError, match=f"^{said}"):
+        make()
 
 
 # --- what is charged -------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def within(values: np.ndarray, std: float) -> bool:
         (client, {"delta": SMALLEST_DELTA / 2}, "cipher"),
         (client, {"clip": Clip(math.inf)}, "set a clip"),
         (example, {"clip": Clip(1.0, "uniform", "normalize")}, "take clip"),
-        (adaptive, {"count_noise": 0.4}, "raise count_noise above 0.5"),
+        (adaptive, {"count_noise": 0.4}, r"privacy.adaptive.count_noise 0.4 .* raise it above 0.5"),
         (adaptive, {"quantile": 1.0}, "quantile"),
         (adaptive, {"clip": Clip(math.inf), "noise": 0.0}, "finite clip"),
     ],

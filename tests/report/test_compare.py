@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from matplotlib.axes import Axes
 
 from tacit.cli.compare import comparison
 from tacit.errors import UserError
-from tacit.report.compare import Row, Run, find_row, rows
+from tacit.report.compare import Row, Run, find_row, rows, to_json
 from tacit.report.picture import curves
 
 ACCURACIES, EPSILONS = (0.25, 0.5, 0.375), (3.91, 3.95, 3.98)
@@ -35,6 +37,17 @@ def test_a_row_claims_what_holds_for_each_of_its_runs() -> None:
     (row,) = rows(seeds())
     assert row.epsilon == max(EPSILONS), "a mean would claim less than one of them has spent"
     assert Row("", (Run(Path("x"), {}, [{"round": 1}]),)).epsilon is None
+
+
+def test_a_program_is_told_the_largest_epsilon_and_nothing_that_json_lacks() -> None:
+    (plain,) = to_json(rows(seeds()))
+    assert plain["epsilon"] == max(EPSILONS)
+    assert plain["accuracy_last"] == {"mean": 0.375, "std": 0.125}
+    for run in (endless := seeds())[:2]:
+        run.metrics[-1].update(epsilon=math.inf, accuracy=math.nan)
+    (plain,) = json.loads(json.dumps(to_json(rows(endless)), allow_nan=False))
+    assert plain["epsilon"] is None and plain["unit"] == "client"
+    assert plain["accuracy_last"] == {"mean": None, "std": None}
 
 
 def test_a_table_is_narrow_and_has_no_zeros_for_what_is_small() -> None:

@@ -12,9 +12,10 @@ from tacit.config import Config
 from tacit.config.parts import build_parts, build_privacy
 from tacit.data import Dataset
 from tacit.errors import UserError
-from tacit.privacy import ClientLevel, LayeredNoise, Mechanism, Poisson, Sampler, Workload
+from tacit.privacy import ClientLevel, FixedSize, LayeredNoise, Mechanism, Poisson, Sampler, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.events import Spend
+from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.privacy.tuning import tuned_epsilon
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def plan(
 
     Returns:
         Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …; `worth` is what is
-        accounted where the noise differs by layer.
+        accounted where the noise differs by layer. `sampling` is `poisson`, `fixed`, `in turn`
+        (correlated noise) or `own` (a sampler that was given).
 
     Raises:
         UserError: the config has no `privacy` section, or no noise keeps its budget.
@@ -95,7 +97,7 @@ class RunPlan:
             "rounds": rounds,
             "clients": clients,
             "cohort": mechanism.expected(clients),
-            "sampling": "poisson" if isinstance(mechanism.sampling, Poisson) else "fixed",
+            "sampling": _sampling(mechanism),
             "simulation": mechanism.simulated,
             "metrics": _metrics_cost(mechanism, workload, rounds),
             "tuned": None if self._trials is None else _tuned(spends, mechanism.delta, self._trials),
@@ -111,6 +113,12 @@ class RunPlan:
             drowned = mechanism.noise_norm(layout.shared)
             strength = mechanism.expected(len(self._parts.population)) / drowned if drowned else math.inf
         return {"parameters": layout.shared, "signal_to_noise": strength}
+
+
+def _sampling(mechanism: Mechanism) -> str:
+    """How cohorts are chosen."""
+    known = {Poisson: "poisson", FixedSize: "in turn" if isinstance(mechanism, Correlated) else "fixed"}
+    return known.get(type(mechanism.sampling), "own")
 
 
 def _tuned(spends: Sequence[Spend], delta: float, trials: float) -> dict[str, Any]:

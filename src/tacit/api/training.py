@@ -26,7 +26,7 @@ from tacit.federation import Federation, Result, Settings, Tracker
 from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
-from tacit.federation.fitting import refuse_mismatch, refuse_odd, refuse_other_task
+from tacit.federation.fitting import refuse_mismatch, refuse_no_train_loss, refuse_odd, refuse_other_task
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
 from tacit.federation.lock import locked
 from tacit.federation.passed import (
@@ -42,10 +42,12 @@ from tacit.federation.start import MODEL, save_weights
 from tacit.federation.trackers import open_tracker
 from tacit.optimizers.server import OptimizerFactory
 from tacit.privacy import Charge, Sampler
+from tacit.privacy.sampling import refuse_no_sampler
 from tacit.report.compare import read_run, rows
 from tacit.report.page import PAGE, write_page
 from tacit.report.progress import watching
 from tacit.tasks import Task
+from tacit.tasks.base import refuse_no_task
 
 MAY_CHANGE = (
     "rounds",
@@ -110,7 +112,10 @@ def run(
     Raises:
         UserError: something cannot be done as asked; what is unsound is refused before anything is charged.
     """
-    _refuse_other_kinds(config, model, dataset, engine)
+    if not isinstance(config, Config):
+        made = "tacit.load(…) makes one of a file or a mapping"
+        raise UserError(f"config: this is a {type(config).__name__}; {made}")
+    _refuse_other_kinds(model, dataset, algorithm, task, sampling, engine)
     folder = Path(folder) if folder is not None else new_folder(config.name)
     with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
         config = _on(config, device)
@@ -134,6 +139,7 @@ def run(
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
+        refuse_no_train_loss(job)
         config = resolved(config, job)
         data = identify(config.data.name, job.population, job.public)
         settings = build_settings(config, job.algorithm, engine, optimizer)
@@ -197,6 +203,7 @@ def resume(
         UserError: the folder holds no run, another object was given, a file was changed, or `overrides` has
             what may not change.
     """
+    _refuse_other_kinds(model, dataset, algorithm, task, sampling, engine)
     folder = Path(folder)
     recorded_config(folder)  # a folder without a run is told before a lock is left in it
     with locked(folder):
@@ -221,15 +228,21 @@ def resume(
         return _saved(config, federation.run())
 
 
-def _refuse_other_kinds(config: Any, model: Any, dataset: Any, engine: Any) -> None:
+def _refuse_other_kinds(
+    model: Any, dataset: Any, algorithm: Any, task: Any, sampling: Any, engine: Any
+) -> None:
     """What was passed in must be what it is passed as; of classes `describe` has a word of its own."""
     for name, value, wanted, advice in (
-        ("config", config, Config, "tacit.load(…) makes one of a file or a mapping"),
         ("model", model, nn.Module, "give a torch module, or name one in the config"),
         ("dataset", dataset, Dataset, "tacit.dataset(…) makes one of tables, arrays and lists"),
+        ("algorithm", algorithm, Algorithm, "give a tacit.Algorithm, or name one in the config's `method`"),
     ):
-        if not isinstance(value, type | wanted) and not (value is None and name != "config"):
+        if value is not None and not isinstance(value, type | wanted):
             raise UserError(f"{name}: this is a {type(value).__name__}; {advice}")
+    if task is not None and not isinstance(task, type):
+        refuse_no_task(task)
+    if sampling is not None:
+        refuse_no_sampler(sampling)
     if engine is not None and not hasattr(engine, "open"):
         raise UserError(f"engine: {engine!r} is no engine; give tacit.engine.PoolSettings(workers=4) or such")
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tacit.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 class NoiseOn(StrEnum):
@@ -141,8 +138,11 @@ def plan(
     Both accountants are shown: PLD (privacy-loss distributions, the tighter one) and RDP (Rényi).
     """
     if file is not None:
-        given = (rate, noise, rounds, delta, epsilon, population, cohort, dropout, dimension, clip, mechanism)
-        if any(value is not None for value in (*given, csv, picture)) or table or at:
+        run = (rate, noise, rounds, delta, epsilon, population, cohort, dropout, dimension, clip, mechanism)
+        records = (examples, batch, local_steps, participations)
+        given = any(value is not None for value in (*run, *records, metrics, csv, picture))
+        changed = (noise_on, sampling, queries) != (NoiseOn.sum, "poisson", 1)
+        if given or changed or table or at or compare_closed_form:
             raise UserError(
                 f"{file} has the settings; change them with --set, and leave the other options out"
             )

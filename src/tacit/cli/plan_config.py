@@ -31,7 +31,7 @@ def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float |
     worth = "" if found["worth"] is None else f"; by layer, worth {found['worth']:.4g} everywhere"
     rows.add_row("noise", f"{found['noise']:g} × the clipping bound{worth}")
     rows.add_row("rounds", f"{found['rounds']:,}")
-    when = ", on average" if found["sampling"] == "poisson" else ""
+    when = {"poisson": ", on average", "in turn": ", in turn"}.get(found["sampling"], "")
     rows.add_row("clients", f"{found['cohort']:g} of {found['clients']:,} a round{when}")
     if found["metrics"] is not None:
         told = found["metrics"]

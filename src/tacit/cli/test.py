@@ -63,12 +63,13 @@ def test(
         console.print(f"Not by user: {found.withheld}.", style="yellow")
     if not each:
         return
-    parts = ", ".join(f"{name} {value:.3g}" for name, value in found.spread.items())
-    console.print(f"{metric.title} over {len(each):,} users: {parts}", soft_wrap=True)
+    if parts := ", ".join(f"{name} {value:.3g}" for name, value in found.spread.items()):
+        console.print(f"{metric.title} over {len(each):,} users: {parts}", soft_wrap=True)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("user", "records", *shown):
         table.add_column(title, justify="left" if title == "user" else "right")
-    worst = sorted(each, key=lambda user: metric.score(each[user][metric.name]))
+    judged = metric.name in whole
+    worst = sorted(each, key=lambda user: metric.score(each[user][metric.name]) if judged else 0.0)
     for user in worst[:limit]:
         own: Metrics = each[user]
         table.add_row(user, f"{own['count']:,.0f}", *(f"{own[name]:.3g}" for name in shown))

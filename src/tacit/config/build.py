@@ -32,6 +32,7 @@ from tacit.optimizers.server import OptimizerFactory
 from tacit.privacy import Sampler
 from tacit.section import IMPORT
 from tacit.tasks import Task
+from tacit.tasks.base import refuse_no_task
 from tacit.vector import Layout
 
 
@@ -41,6 +42,7 @@ def build_task(config: Config, dataset: Dataset) -> Task:
         return tasks.build(dataset.task)
     if config.task.name.startswith(IMPORT):
         task: Task = made(config.task.name, "task", config.task.options)
+        refuse_no_task(task, "task.import")
         return task
     return tasks.build(config.task.name, **config.task.options)
 

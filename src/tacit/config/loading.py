@@ -29,8 +29,15 @@ from tacit.reading import read_text
 
 Key = tuple[str | int, ...]
 BASE = "base"
-SHORT = {"cohort": "size", "clip": "bound"}
+NAMES = {
+    "method": "name", "model": "name", "task": "name", "data": "name",
+    "data.partition": "kind", "privacy.mechanism": "kind",
+}  # fmt: skip
+"""Sections that a bare name stands for, and the key it is the value of."""
+SIZES = {"cohort": "size", "privacy.clip": "bound"}
 """Sections that a bare number stands for, and the key it is the value of."""
+DEFAULTS = ("privacy.metrics",)
+"""Sections that a bare `true` stands for, with all their defaults."""
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """What pydantic calls a key that a model, or a dataclass, does not have."""
 PLAIN = {
@@ -245,19 +252,23 @@ def override(values: dict[str, Any], dotted: str, value: Any) -> None:
     """Set a dotted key of raw config values; a section's short form becomes the section it stands for."""
     *parents, last = dotted.split(".")
     here = values
-    for parent in parents:
-        inner = here.get(parent)
-        if isinstance(inner, str):  # `method: fedprox` then method.mu=…: the name keeps its place
-            inner = {"name": inner}
-        elif inner is None:
-            inner = {}
-        elif isinstance(inner, int | float) and parent in SHORT:
-            inner = {SHORT[parent]: inner}
+    for depth, parent in enumerate(parents):
+        inner = _section(".".join(parents[: depth + 1]), here.get(parent))
         if not isinstance(inner, dict):
             raise UserError(f"--set {dotted}: {parent} is a value, not a section")
         here[parent] = inner
         here = inner
     here[last] = value
+
+
+def _section(dotted: str, value: Any) -> Any:
+    """The section that a short form stands for: `method: fedprox`, then method.mu=…; others as they are."""
+    if value is None or (value is True and dotted in DEFAULTS):
+        return {}
+    if isinstance(value, str) and dotted in NAMES:
+        return {NAMES[dotted]: value}
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {SIZES[dotted]: value} if number and dotted in SIZES else value
 
 
 def _explain(

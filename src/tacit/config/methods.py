@@ -195,6 +195,11 @@ def _checked(option: str, value: Any, declared: Any) -> Any:
         raise UserError(f"method.{option}: must be true or false (got {value!r})")
     if get_args(kind) and all(isinstance(a, str) for a in get_args(kind)) and value not in get_args(kind):
         raise UserError(f"method.{option}: must be one of {', '.join(get_args(kind))} (got {value!r})")
+    if kind == tuple[str, ...]:
+        names = (value,) if isinstance(value, str) else value
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"method.{option}: must be a list of names (got {value!r})")
+        return tuple(names)
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -84,7 +84,7 @@ class PlainGradients:
 
     def rows(self, examples: int, epochs: int | None = None) -> Iterator[NDArray[np.int64]]:
         """Positions of each batch's records among the client's own; `epochs` over them, or the local
-        length.
+        length. All batches of every step: where the last step's do not come out even, it is left out.
         """
         local, times = self.local, self.batches_per_step
         if epochs is not None:
@@ -92,7 +92,7 @@ class PlainGradients:
         if local.seconds is not None and self.durations is not None:
             whole = (local.epochs or 1) * times if local.steps is None else None
             packed = batches.by_seconds(self.durations, local.seconds, whole, self.rng)
-            return packed if local.steps is None else islice(packed, local.steps * times)
+            return _whole_steps(packed, times) if local.steps is None else islice(packed, local.steps * times)
         if local.steps is not None:
             return batches.steps(examples, local.batch, local.steps * times, self.rng)
         return batches.epochs(examples, local.batch, (local.epochs or 1) * times, self.rng)
@@ -103,6 +103,12 @@ class PlainGradients:
         if scale is not None:
             flat.grad.mul_(scale)
         return loss.expand(batch_size(batch))
+
+
+def _whole_steps(rows: Iterator[NDArray[np.int64]], batches: int) -> Iterator[NDArray[np.int64]]:
+    """Rows as long as there are enough for a step of so many batches: epochs by seconds differ in number."""
+    while len(step := list(islice(rows, batches))) == batches:
+        yield from step
 
 
 @dataclass(frozen=True)

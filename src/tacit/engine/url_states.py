@@ -10,7 +10,8 @@ once it is written; `file://` is as good as the file system behind it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -62,47 +63,54 @@ class UrlStates:
     def load(self, client: int, version: str) -> Vectors:
         if version == NONE:
             return {}
-        try:
+        with self._asked(f"the state of client {client} cannot be read"):
             vectors: Vectors = load(self._read(client, version))
-        except Exception as error:
-            where = self._file(client, version)
-            raise UserError(f"{where}: this client's state cannot be read ({error}); restore it") from None
         return vectors
 
     def save(self, client: int, version: str, state: Mapping[str, Tensor]) -> None:
         vectors = {name: v.detach().as_subclass(Tensor).clone().contiguous() for name, v in state.items()}
-        system, _ = self._store
-        where = self._file(client, version)
-        try:
+        with self._asked(f"the state of client {client} cannot be written"):
+            system, _ = self._store
+            where = self._file(client, version)
             system.makedirs(where.rpartition("/")[0], exist_ok=True)
             system.pipe_file(where, save(vectors))
-        except Exception as error:
-            raise UserError(f"{where}: the client's state could not be written ({error}); resume") from None
 
     def digest(self, client: int, version: str) -> str:
-        try:
-            return blake2b(self._read(client, version), digest_size=16).hexdigest()
-        except FileNotFoundError:
-            raise ValueError(f"{self._file(client, version)} is missing") from None
-        except Exception as error:
-            raise UserError(f"engine.state: {self.url} does not answer ({error}); then resume") from None
+        content: bytes | None = None
+        with self._asked(f"the state of client {client} cannot be read"), suppress(FileNotFoundError):
+            content = self._read(client, version)
+        if content is None:
+            raise ValueError(f"{self._file(client, version)} is missing")
+        return blake2b(content, digest_size=16).hexdigest()
 
     def sync(self, versions: Mapping[int, str]) -> None:
         """Nothing is left to do: what a store has taken, it has."""
 
     def prune(self, client: int, keep: set[str]) -> None:
-        system, root = self._store
         kept = {f"{version}.safetensors" for version in keep}
-        folder = f"{root}/{client}"
-        if system.exists(folder):
-            for file in system.ls(folder, detail=False, refresh=True):
-                if file.rpartition("/")[2] not in kept:
-                    system.rm_file(file)
+        with self._asked(f"old states of client {client} cannot be removed"):
+            system, root = self._store
+            folder = f"{root}/{client}"
+            if system.exists(folder):
+                for file in system.ls(folder, detail=False, refresh=True):
+                    if file.rpartition("/")[2] not in kept:
+                        system.rm_file(file)
 
     def clear(self) -> None:
-        system, root = self._store
-        if system.exists(root):
-            system.rm(root, recursive=True)
+        with self._asked("the states cannot be removed"):
+            system, root = self._store
+            if system.exists(root):
+                system.rm(root, recursive=True)
+
+    @contextmanager
+    def _asked(self, failed: str) -> Iterator[None]:
+        """Whatever the store's own library raises is told as what failed, and what to do."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"engine.state: {self.url}: {failed} ({error}); mend that, then resume") from None
 
     def _read(self, client: int, version: str) -> bytes:
         system, _ = self._store

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from tacit.data import ArrayRecords, Dataset
+from tacit.engine import Job
 from tacit.engine.isolation import Pristine
+from tacit.engine.worker import evaluate
 from tacit.errors import UserError
-from tacit.tasks import Task
+from tacit.tasks import TASKS, Task
 from tacit.tasks.answers import ask
 
 
@@ -94,3 +96,25 @@ def refuse_mismatch(model: nn.Module, task: Task, dataset: Dataset) -> None:
                 f"model: {type(model).__name__} has {answer.shape[1]} outputs, and {dataset.name} has "
                 f"{dataset.classes} classes; give it that many"
             )
+
+
+def refuse_no_train_loss(job: Job) -> None:
+    """Refuse `evaluate.train` where the task's metrics have no loss: a copy of the model is asked about one
+    record. Tasks of ours all have one.
+    """
+    if not len(job.probe) or type(job.task) in TASKS.values():
+        return
+    trial = copy.deepcopy(job.model)
+    before = Pristine({"model": trial})
+    with torch.random.fork_rng(devices=[]):
+        try:
+            found = job.task.summarise(evaluate(trial, job, job.population.records, job.probe[:1]))
+        except Exception:  # whatever it is: training will tell, with its place
+            return
+        finally:
+            before.restore()
+    if "loss" not in found:
+        raise UserError(
+            f"evaluate.train: {type(job.task).__name__} has no loss among its metrics ({', '.join(found)}); "
+            "let its `summarise` give one, or leave evaluate.train out"
+        )

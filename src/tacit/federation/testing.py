@@ -61,7 +61,7 @@ class Tested:
 
 def spread(users: Mapping[str, Metrics], metric: Headline) -> dict[str, float]:
     """Quantiles of a metric over users, each of whom counts once; those without a number do not."""
-    scores = [metric.score(own[metric.name]) for own in users.values()]
+    scores = [metric.score(own[metric.name]) for own in users.values() if metric.name in own]
     scores = [score for score in scores if np.isfinite(score)]
     if not scores:
         return {}
@@ -75,7 +75,7 @@ def tested(job: Job, round: int, unit: Unit | None) -> Tested:
     if withheld is None:
         return Tested(round, *metrics_by_user(job))
     whole = evaluate(job.model, job, job.test, np.arange(len(job.test)))
-    return Tested(round, _metrics(job, whole), {}, withheld)
+    return Tested(round, _metrics(job, whole, len(job.test)), {}, withheld)
 
 
 def _withheld(job: Job, unit: Unit) -> str | None:
@@ -102,13 +102,14 @@ def metrics_by_user(job: Job) -> tuple[Metrics, dict[str, Metrics]]:
 
     users = job.test.users
     if users is None:
-        return _metrics(job, evaluate(job.model, job, job.test, np.arange(len(job.test)))), {}
+        whole = evaluate(job.model, job, job.test, np.arange(len(job.test)))
+        return _metrics(job, whole, len(job.test)), {}
     names, owner = np.unique(users, return_inverse=True)
-    sums = [
-        evaluate(job.model, job, job.test, np.flatnonzero(owner == number)) for number in range(len(names))
-    ]
-    each = {str(name): _metrics(job, part) for name, part in zip(names, sums, strict=True)}
-    return _metrics(job, add_sums(sums)), each
+    held = [np.flatnonzero(owner == number) for number in range(len(names))]
+    sums = [evaluate(job.model, job, job.test, own) for own in held]
+    found = zip(names, sums, held, strict=True)
+    each = {str(name): _metrics(job, part, len(own)) for name, part, own in found}
+    return _metrics(job, add_sums(sums), len(job.test)), each
 
 
 def metrics_by_client(
@@ -132,5 +133,5 @@ def metrics_by_client(
     return found
 
 
-def _metrics(job: Job, sums: Metrics) -> Metrics:
-    return {**job.task.summarise(sums), "count": sums["count"]}
+def _metrics(job: Job, sums: Metrics, count: int) -> Metrics:
+    return {**job.task.summarise(sums), "count": float(count)}

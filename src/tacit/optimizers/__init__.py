@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tacit.lazy import lazily
-from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Within
+from tacit.optimizers.schedules import Constant, Cosine, Exponential, PerRound, Schedule, Step, Within
 
 if TYPE_CHECKING:
     from tacit.optimizers.lamb import Lamb
@@ -19,6 +19,7 @@ __all__ = [
     "PerRound",
     "Schedule",
     "ServerOptimizer",
+    "Step",
     "Within",
 ]
 

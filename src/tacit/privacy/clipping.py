@@ -60,9 +60,11 @@ class Clip:
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, self.weights.values())):
-            raise UserError("clip.weights: a layer's weight must be a finite number; choose another")
+            raise UserError("privacy.clip.weights: a layer's weight must be a finite number; choose another")
         if self.weights and self.per == "global":
-            raise UserError("clip.weights: one bound for everything has no layers to weigh; set per: dim")
+            raise UserError(
+                "privacy.clip.weights: one bound for everything has no layers to weigh; set per: dim"
+            )
 
     @property
     def how(self) -> str:
@@ -98,7 +100,7 @@ class Clip:
 
     def _split(self, layers: Sequence[tuple[str, int]], c: float) -> list[float]:
         """C_h of each layer, by its name and dimension."""
-        weights = by_pattern(self.weights, [name for name, _ in layers], "clip.weights")
+        weights = by_pattern(self.weights, [name for name, _ in layers], "privacy.clip.weights")
         sizes = [size if self.per == "dim" else 1 for _, size in layers]
         shares = [weight * size for weight, size in zip(weights, sizes, strict=True)]
         return [c * math.sqrt(share / sum(shares)) for share in shares]

@@ -21,7 +21,7 @@ known here, so whoever is protected is charged as if they had taken part in ever
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -124,10 +124,14 @@ class OwnSampling:
     def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> Ids:
         """The sampler's cohort, sorted; a `UserError` if these are not clients, or one is there twice."""
         assert self.sampler is not None
-        drawn = np.asarray(self.sampler.repeatable(rng, population, round))
-        ids: Ids = np.unique(drawn).astype(np.int64)
+        given = self.sampler.repeatable(rng, population, round)
+        try:
+            drawn = np.asarray(given)
+        except ValueError:  # lists of several lengths
+            drawn = np.asarray(None)
         if drawn.size and (drawn.ndim != 1 or drawn.dtype.kind not in "iu"):
             raise UserError(f"sampling: {self.name} must give a list of whole numbers, one for each client")
+        ids: Ids = np.unique(drawn).astype(np.int64)
         if len(ids) != drawn.size:
             raise UserError(f"sampling: {self.name} drew a client twice in round {round + 1}; once is enough")
         if len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < population:
@@ -153,6 +157,7 @@ def as_sampling(sampler: Sampler) -> Sampling:
     """A sampler as mechanisms know it: a class that is not one of ours gets no amplification, whatever it is
     derived from. Ours are made anew, so that nothing that was hung on the object comes along.
     """
+    refuse_no_sampler(sampler)
     if type(sampler) is Poisson:
         return Poisson(sampler.rate)
     if type(sampler) is FixedSize:
@@ -160,6 +165,19 @@ def as_sampling(sampler: Sampler) -> Sampling:
     if type(sampler) is OwnSampling:
         return sampler
     return OwnSampling(type(sampler).__name__, sampler)
+
+
+def refuse_no_sampler(thing: Any) -> None:
+    """Refuse what cannot be a sampler, since it has not all of its methods, or is a class."""
+    if isinstance(thing, type):
+        name = thing.__name__
+        raise UserError(f"sampling: {name} is a class; pass an instance of it, sampling={name}(…)")
+    lacking = [name for name in ("repeatable", "expected") if not callable(getattr(thing, name, None))]
+    if lacking:
+        raise UserError(
+            f"sampling: this {type(thing).__name__} has no {', '.join(lacking)}; give a "
+            "tacit.privacy.Sampler such as Poisson(0.01), or set cohort.sampling in the config"
+        )
 
 
 def _subset(rng: np.random.Generator, population: int, size: int) -> Ids:

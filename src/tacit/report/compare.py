@@ -292,10 +292,15 @@ def against(table: Sequence[Row], reference: Row) -> dict[str, dict[str, Differe
 
 
 def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
-    """The table for a program."""
+    """The table for a program; `epsilon` is the one that holds for all of a row's runs. What is not finite
+    becomes None, which JSON has a word for.
+    """
 
-    def plain(spread: Spread | None) -> dict[str, float] | None:
-        return None if spread is None else {"mean": spread.mean, "std": spread.std}
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    def plain(spread: Spread | None) -> dict[str, float | None] | None:
+        return None if spread is None else {"mean": finite(spread.mean), "std": finite(spread.std)}
 
     metric = judged_by(table)
     return [
@@ -306,7 +311,7 @@ def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
             f"{metric.name}_last": plain(row.last(metric.name)),
             f"{metric.name}_best": plain(row.best(metric)),
             f"{metric.name}_own": plain(row.own(metric)),
-            "epsilon": plain(row.last("epsilon")),
+            "epsilon": finite(row.epsilon),
             "unit": row.runs[0].unit,
             "simulation": row.runs[0].simulated,
             "rounds": min(run.rounds_done for run in row.runs),

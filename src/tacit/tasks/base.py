@@ -7,11 +7,12 @@ that batches, shards and clients add up to the same number in any grouping.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from tacit.data.records import Batch
+from tacit.errors import UserError
 
 
 class Task(Protocol):
@@ -38,7 +39,7 @@ class Task(Protocol):
             batch: named tensors with the examples along dimension 0.
 
         Returns:
-            Sums by name, with `count` (the number of examples) among them.
+            Sums by name.
         """
         ...
 
@@ -49,6 +50,20 @@ class Task(Protocol):
             sums: the sums by name.
 
         Returns:
-            Metrics by name; NaN when nothing was counted.
+            Metrics by name; NaN when nothing was counted. Any names will do; of some a use is made: a run is
+            judged by the first of `tacit.tasks.headline.HEADLINES` that is there, `loss` being the last;
+            `evaluate.train` needs a `loss`, and `privacy.metrics.accuracy` an `accuracy`.
         """
         ...
+
+
+def refuse_no_task(thing: Any, where: str = "task") -> None:
+    """Refuse what cannot be a task, since it has not all of its methods; `where` is what was given it."""
+    lacking = [
+        name for name in ("losses", "evaluate", "summarise") if not callable(getattr(thing, name, None))
+    ]
+    if lacking:
+        raise UserError(
+            f"{where}: this {type(thing).__name__} has no {', '.join(lacking)}; give an object that has what "
+            "tacit.Task has, or name a task in the config"
+        )

@@ -21,6 +21,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
+from tacit.errors import UserError
 from tacit.lazy import torch
 
 if TYPE_CHECKING:
@@ -64,16 +65,18 @@ class Layout:
 
         The pattern `head` stands for the output layers, whatever the module calls them.
         A parameter that is used under several names (tied weights) has one segment, under its first name.
+        A model without trainable parameters, a pattern that matches none of them, and patterns that match all
+        are refused (`UserError`).
         """
         named = [(n, tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad]
         if not named:
-            raise ValueError("the model has no trainable parameters; set requires_grad on at least one")
+            raise UserError("the model has no trainable parameters; set requires_grad on at least one")
         personal = [glob for pattern in personal for glob in _globs(module, pattern)]
         for pattern in personal:
             if not any(fnmatchcase(n, pattern) for n, _ in named):
-                raise ValueError(
-                    f"personal pattern {pattern!r} matches no parameter; "
-                    f"the model has {', '.join(n for n, _ in named[:4])}, …, {named[-1][0]}"
+                raise UserError(
+                    f"personal pattern {pattern!r} matches no parameter; choose among those of the model: "
+                    f"{', '.join(n for n, _ in named[:4])}, …, {named[-1][0]}"
                 )
         is_personal = {n: any(fnmatchcase(n, p) for p in personal) for n, _ in named}
         segments, offset, shared = [], 0, 0
@@ -85,7 +88,9 @@ class Layout:
             if not keep:
                 shared = offset
         if shared == 0:
-            raise ValueError("every parameter is personal: nothing would be left to learn together")
+            raise UserError(
+                "every parameter is personal, and nothing is left to learn together; choose fewer"
+            )
         return Layout(tuple(segments), shared, tuple(heads_of(module).items()))
 
     @cached_property

@@ -54,8 +54,8 @@ class AdaptiveClip(AdaptiveClipping, ClientLevel):
         whole = super().sum_noise
         if self.noise and whole**-2 <= (2 * self.count_noise) ** -2:
             raise UserError(
-                f"count_noise {self.count_noise} spends more than the whole budget of noise {self.noise}; "
-                f"raise count_noise above {whole / 2:g}"
+                f"privacy.adaptive.count_noise {self.count_noise} spends more than the whole budget of noise "
+                f"{self.noise}; raise it above {whole / 2:g}"
             )
 
     @property

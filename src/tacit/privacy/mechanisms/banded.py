@@ -53,17 +53,17 @@ class BandedNoise(Correlated):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bands is not None and self.bands < 1:
-            raise UserError(f"privacy.bands {self.bands}: choose at least 1")
+            raise UserError(f"privacy.mechanism.bands {self.bands}: choose at least 1")
         if isinstance(self.sampling, Poisson):
             if self.bands is None:
                 raise UserError(
-                    "privacy.bands: with Poisson cohorts give the number of bands, for example 4; more bands "
-                    "correlate over more rounds and leave less to amplification"
+                    "privacy.mechanism.bands: with Poisson cohorts give the number of bands, for example 4; "
+                    "more bands correlate over more rounds and leave less to amplification"
                 )
             if self.sampling.rate * self.bands > 1:
                 raise UserError(
-                    f"privacy.bands {self.bands}: a cohort is drawn from one of as many groups, and is "
-                    f"larger than a group; lower it to {int(1 / self.sampling.rate)}"
+                    f"privacy.mechanism.bands {self.bands}: a cohort is drawn from one of as many groups, "
+                    f"and is larger than a group; lower it to {int(1 / self.sampling.rate)}"
                 )
 
     @property

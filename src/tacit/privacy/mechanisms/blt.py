@@ -36,10 +36,10 @@ class BltNoise(Correlated):
         if not isinstance(self.sampling, FixedSize):
             raise UserError(
                 "cohort.sampling: blt takes clients in turn and claims nothing for secret sampling; leave it "
-                "out, or use mechanism: banded, which has a version with Poisson cohorts"
+                "out, or use privacy.mechanism: banded, which has a version with Poisson cohorts"
             )
         if not 1 <= self.buffers <= 6:
-            raise UserError(f"privacy.buffers {self.buffers}: choose 1 to 6")
+            raise UserError(f"privacy.mechanism.buffers {self.buffers}: choose 1 to 6")
 
     def matrix(self, population: int) -> Matrix:
         return optimal_blt(self.rounds, self.separation(population), self.buffers)
