@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ import tacit
 from command import GOOD
 from command import tacit as cli
 from conftest import blobs
+from tacit.cli.common import print_json
 
 
 @pytest.fixture
@@ -254,3 +256,13 @@ def test_hardly_any_noise_is_told_and_nothing_is_divided_by_zero(command, recwar
     code, out, _ = command("run", "c.yaml", *sets, "--set", "rounds=1", "--out", "run")
     assert code == 0 and "Mind: " in out
     assert not [str(one.message) for one in recwarn if "divide" in str(one.message)]
+
+
+def test_json_has_no_word_for_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs read JSON, and `Infinity` is none."""
+    print_json({"epsilon": math.inf, "all": [1.0, (math.nan, 2)], "name": "ε"})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "epsilon": None,
+        "all": [1.0, [None, 2]],
+        "name": "ε",
+    }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from tacit.cli.common import print_json
 
 REFUTED = 1
 """The exit code when more leaks than is claimed."""
@@ -48,7 +49,7 @@ def audit(
 
         draw_audit(report, picture, resolved.name)
     if as_json:
-        print(json.dumps(report.to_dict() | {"picture": None if picture is None else str(picture)}))
+        print_json(report.to_dict() | {"picture": None if picture is None else str(picture)})
     else:
         console.print(report.text(), markup=False)
         if picture is not None:

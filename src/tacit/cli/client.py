@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tacit.cli.common import print_json
 from tacit.errors import UserError
 
 client = typer.Typer(
@@ -162,7 +162,10 @@ def ledger(
 
     owner = read_owner(folder)
     said = own_statement(folder / owner.state, owner.allow, _ledgers(owner, folder))
-    print(json.dumps(said.to_dict()) if as_json else said.text())
+    if as_json:
+        print_json(said.to_dict())
+    else:
+        print(said.text())
 
 
 def _ledgers(owner: Any, folder: Path) -> Path | None:

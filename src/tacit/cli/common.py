@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +23,19 @@ Changes = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program to read.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, e.g. runs/quickstart-…")]
+
+
+def print_json(value: Any) -> None:
+    """One JSON value for a program to read; a number that JSON has no word for is null."""
+    print(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 class PipeConsole(Console):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from tacit.cli.common import print_json
 
 if TYPE_CHECKING:
     from tacit.report.compare import Row, Spread
@@ -65,7 +66,7 @@ def compare(
             row["against"] = {
                 "label": reference, **{title: _plain(difference) for title, difference in gaps.items()},
             }  # fmt: skip
-        print(json.dumps(plain))
+        print_json(plain)
         return
     console = Console(highlight=False, width=max(80, Console().width))
     console.print(comparison(table))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from tacit.cli.common import print_json
 
 corpus = typer.Typer(
     help="Make or fetch a corpus of speech, once; configs then use it by name.", no_args_is_help=True
@@ -79,7 +80,7 @@ def _show(wanted: dict[str, dict[str, int]], as_json: bool) -> None:
                 f"data: {{name: {name}{also}, partition: {{kind: natural}}}}\n", markup=False, soft_wrap=True
             )
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
 
 
 def _table(splits: dict[str, dict[str, float]]) -> Table:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tacit.cli.common import ConfigFile, Json, Overrides, console_for
+from tacit.cli.common import ConfigFile, Json, Overrides, console_for, print_json
 
 
 def data(
@@ -40,7 +39,7 @@ def data(
         describe.split_picture(population, dataset.classes, picture, names=dataset.label_names)
     if as_json:
         facts = describe.to_json(population, dataset.classes, limit)
-        print(json.dumps({**facts, "picture": str(picture) if labelled else None}))
+        print_json({**facts, "picture": str(picture) if labelled else None})
         return
     console.print(f"[bold]{dataset.name}[/bold] ({dataset.licence}), {dataset.origin}")
     console.print(describe.to_table(population, dataset.classes, limit, dataset.label_names))

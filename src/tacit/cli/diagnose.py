@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.common import print_json
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def drift(
     if picture is not None:
         draw(found, picture)
     if as_json:
-        print(json.dumps({name: [d.to_json() for d in drifts] for name, drifts in found.items()}))
+        print_json({name: [d.to_json() for d in drifts] for name, drifts in found.items()})
         return
     table = _table("run", "round", "v", "Local AdamW", "Local SGD")
     for name, drifts in found.items():
@@ -104,7 +104,7 @@ def hessian(
     if picture is not None:
         draw(spectra, picture, f"round {loaded}, {len(chosen)} training records")
     if as_json:
-        print(json.dumps({"round": loaded, "blocks": [asdict(s) for s in spectra]}))
+        print_json({"round": loaded, "blocks": [asdict(s) for s in spectra]})
         return
     table = _table("block", "size", "largest", "next", "smallest found")
     for s in spectra:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from tacit.cli.common import print_json
 
 if TYPE_CHECKING:
     from tacit.engine.footprint import Need
@@ -34,21 +35,19 @@ def fit(
 
     found = estimate(load_one(file, parse_overrides(overrides)))
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "worker": {"parts": dict(found.worker.parts), "peak": found.worker.peak},
-                    "server": {"parts": dict(found.server.parts), "peak": found.server.peak},
-                    "workers": found.workers,
-                    "device": found.compute.device,
-                    "device_bytes": found.device_bytes,
-                    "host_bytes": found.host_bytes,
-                    "host_need": found.host_need,
-                    "host_most": found.host_most,
-                    "fits": found.fits,
-                    "advice": list(found.advice),
-                }
-            )
+        print_json(
+            {
+                "worker": {"parts": dict(found.worker.parts), "peak": found.worker.peak},
+                "server": {"parts": dict(found.server.parts), "peak": found.server.peak},
+                "workers": found.workers,
+                "device": found.compute.device,
+                "device_bytes": found.device_bytes,
+                "host_bytes": found.host_bytes,
+                "host_need": found.host_need,
+                "host_most": found.host_most,
+                "fits": found.fits,
+                "advice": list(found.advice),
+            }
         )
         return
     console = Console(highlight=False)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.common import print_json
 from tacit.cli.options import naming_options
 from tacit.errors import UserError
 
@@ -33,7 +32,7 @@ def show_fleet(
     if as_json:
         plain = {"population": population, "cohort": cohort, "rounds": rounds, "epsilon": epsilon}
         found = [row.to_dict() for row in rows]
-        print(json.dumps(plain | {"delta": delta, "separation": turn, "mechanisms": found}))
+        print_json(plain | {"delta": delta, "separation": turn, "mechanisms": found})
         return
     table = Table(title=f"ε = {epsilon:g} at δ = {delta:g}, whole clients, {rounds:,} rounds")
     for name in ("noise", "who may know who took part", "multiplier", "remembered", "error in a model"):

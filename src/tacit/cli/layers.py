@@ -4,7 +4,6 @@ to it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.common import print_json
 from tacit.errors import UserError
 
 
@@ -56,7 +56,7 @@ def layers(
     if picture is not None:
         draw(found, picture, before_and_after=what == "server")
     if as_json:
-        print(json.dumps({"layers": found, "kinds": kinds}))
+        print_json({"layers": found, "kinds": kinds})
         return
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

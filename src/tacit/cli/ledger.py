@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from tacit.cli.common import print_json
 
 
 def ledger(
@@ -31,7 +32,7 @@ def ledger(
 
     found = api.ledger(folders, delta)
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print_json(found.to_dict())
         return
     console = Console(highlight=False, width=min(80, Console().width))
     table = Table(box=None, pad_edge=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from tacit.cli.common import print_json
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False) -> None:
@@ -29,7 +30,7 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
             | measured[name]
             for name, method in METHODS.items()
         ]
-        print(json.dumps(rows))
+        print_json(rows)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for title, justify in (("method", "left"), ("paper", "left"), ("unit", "left"), ("up", "right"),
@@ -75,14 +76,12 @@ def blocks(
     parts = cut(layout, kind)
     sizes = parts.sizes.tolist()
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "kind": kind,
-                    "parameters": layout.size,
-                    "blocks": dict(zip(parts.names, sizes, strict=True)),
-                }
-            )
+        print_json(
+            {
+                "kind": kind,
+                "parameters": layout.size,
+                "blocks": dict(zip(parts.names, sizes, strict=True)),
+            }
         )
         return
     console = Console(highlight=False, width=min(80, Console().width))

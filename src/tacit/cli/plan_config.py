@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from tacit.cli.common import print_json
 
 
 def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float | None) -> None:
@@ -19,7 +20,7 @@ def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float |
 
     plan = RunPlan(load_one(file, parse_overrides(overrides)), trials=trials)
     if as_json:
-        print(json.dumps(plan.costs | plan.signal))
+        print_json(plan.costs | plan.signal)
         return
     console = Console(highlight=False, width=min(80, Console().width))
     found, rows = plan.costs, _rows()

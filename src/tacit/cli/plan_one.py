@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.common import print_json
 from tacit.cli.options import naming_options
 from tacit.errors import UserError
 
@@ -58,7 +58,7 @@ def show_one(
                 {"population": scale.population, "cohort": scale.cohort, "noise": scaled} | asdict(there)
                 for scale, scaled, there in larger
             ]
-        print(json.dumps(plain))
+        print_json(plain)
         return
     console = Console(highlight=False, width=min(80, Console().width))
     _show(console, found, compare_closed_form)

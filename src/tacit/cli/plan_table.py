@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.common import print_json
 from tacit.cli.options import as_options, naming_options
 from tacit.errors import UserError
 
@@ -93,7 +93,7 @@ def show_table(
     if picture is not None:
         _draw(cells, axes, answered, question, picture)
     if as_json:
-        print(json.dumps({"answered": answered, "delta": question.delta, "cells": cells}))
+        print_json({"answered": answered, "delta": question.delta, "cells": cells})
         return
     console = Console(highlight=False, width=min(80, Console().width))
     title = f"at δ = {question.delta:g}" + (f", ε ≤ {question.target:g}" if question.target else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from tacit.cli.common import print_json
 from tacit.errors import UserError
 
 
@@ -32,7 +32,7 @@ def recipes(
     if not found:
         raise UserError(f"no recipe has {part!r} in its name; `tacit recipes` lists all")
     if as_json:
-        print(json.dumps([asdict(recipe) for recipe in found], ensure_ascii=False))
+        print_json([asdict(recipe) for recipe in found])
         return
     console = Console(highlight=False)
     for recipe in found:

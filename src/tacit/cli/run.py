@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tacit.cli.common import Changes, ConfigFile, Json, Overrides, RunFolder, console_for
+from tacit.cli.common import Changes, ConfigFile, Json, Overrides, RunFolder, console_for, print_json
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
             console.print(f"[yellow]{escape(run.folder.name)}: {said}[/yellow]")
     table = rows(runs)
     if as_json:
-        print(json.dumps(to_json(table)))
+        print_json(to_json(table))
         return
     console.print(comparison(table))
     console.print(f"Saved in {folder}. Curves: tacit compare {folder} --picture curves.png")
@@ -181,7 +180,7 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         summary = {"path": str(result.path), "finished": result.finished, "last": last}
         if moved is not None:
             summary["traffic"] = moved.to_json()
-        print(json.dumps(summary))
+        print_json(summary)
     elif not result.finished:
         console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
     if not result.finished:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from tacit.cli.common import print_json
 
 server = typer.Typer(
     help="Run a federation whose records stay with their owners.",
@@ -116,7 +117,7 @@ def clients(
         for number, member in enumerate(members)
     ]  # fmt: skip
     if as_json:
-        print(json.dumps(rows))
+        print_json(rows)
         return
     table = Table(box=None)
     for column in ("client", "name", "key", "records", "state"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from tacit.cli.common import Json, RunFolder, console_for
+from tacit.cli.common import Json, RunFolder, console_for, print_json
 
 
 def statement(
@@ -39,6 +38,6 @@ def statement(
         api.extrapolations(folder, [Scale.parse(text) for text in at]),
     )
     if as_json:
-        print(json.dumps(found.to_dict() | {"extrapolations": larger}))
+        print_json(found.to_dict() | {"extrapolations": larger})
     else:
         console_for(False).print("\n".join([found.text(), *larger]), markup=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from tacit.cli.common import print_json
 
 if TYPE_CHECKING:
     from tacit.federation.testing import Metrics
@@ -53,7 +54,7 @@ def test(
     whole, each = found.whole, found.users
     if as_json:
         facts = {"round": found.round, "all": whole, "spread": found.spread, "users": each}
-        print(json.dumps(facts | ({} if found.withheld is None else {"withheld": found.withheld})))
+        print_json(facts | ({} if found.withheld is None else {"withheld": found.withheld}))
         return
     console = Console(highlight=False)
     metric, shown = headline(whole), [name for name in whole if name != "count"]
@@ -80,7 +81,7 @@ def test(
 
 def _clients(round: int, found: dict[str, dict[int, Metrics]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"round": round, **found}))
+        print_json({"round": round, **found})
         return
     for kind, each in found.items():
         names = next(iter(each.values()), {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from tacit.cli.common import print_json
 
 DAMAGED = 2
 """The exit code when something is not as it was written."""
@@ -30,7 +31,7 @@ def verify(
     found = api.verify(folder)
     damaged = [finding for finding in found if finding.problem]
     if as_json:
-        print(json.dumps({"sound": not damaged, "files": [asdict(finding) for finding in found]}))
+        print_json({"sound": not damaged, "files": [asdict(finding) for finding in found]})
     else:
         console = Console(highlight=False)
         for finding in found:
