@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import nn
 
 import tacit
 from tacit.algorithms import FedAvg
-from tacit.config.build import build_job
+from tacit.config.build import build_dataset, build_job
 from tacit.data.speech.tiny import tiny
 from tacit.engine.contract import Order, Participant
 from tacit.engine.worker import Job, Worker
@@ -299,3 +301,101 @@ def test_state_and_cohorts_of_a_fixed_size_do_not_go_together(tmp_path: Path, me
     with pytest.raises(tacit.UserError, match=r"cohort\.sampling"):
         run("refused", "fixed")
     assert run("poisson", "poisson") and run("simulation", "fixed", entropy="seed")
+
+
+class Drawing(nn.Module):
+    """A network that draws from Python's generator and NumPy's, as augmentations inside of models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        DRAWN.append((random.random(), float(np.random.random())))  # noqa: NPY002
+        out: torch.Tensor = self.linear(x)
+        return out
+
+
+DRAWN: list[tuple[float, float]] = []
+
+
+def test_no_client_draws_where_the_one_before_it_stopped(tmp_path: Path) -> None:
+    """A script that seeds both generators, and a client more or less: the others would have drawn other
+    numbers, in a sequence that anybody can repeat.
+    """
+    one = replace(job(rows(None), CLIENT, tmp_path), model=Drawing())
+    worker = Worker(one)
+    assert one.privacy is not None
+    bounding = one.privacy.bounding({}, one.upload_sizes, one.layout, 1)
+    message, seen = {"theta": worker.flat.shared.clone()}, []
+    for clients in ([0, 5], [5], [5]):
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        DRAWN.clear()
+        participants = [Participant(client) for client in clients]
+        worker.sum(Order(0, 0.5, None, bounding=bounding), message, participants, one.empty_sums())
+        seen.append(DRAWN[-1])
+        assert random.random() == random.Random(1).random(), "the script's own generator is as it was"
+    assert len({number for pair in seen for number in pair}) == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "more"),
+    [
+        ("csv", ["001", "002", "003"], "ann"),
+        ("csv", ["1", "2", "3"], "2.5"),
+        ("json", ["1", "2", "3"], "2.5"),
+    ],
+)
+def test_users_of_tables_keep_their_names(
+    tmp_path: Path, kind: str, before: list[Any], more: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that finds one type for a whole column calls 001 by another name if nobody has letters."""
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+
+    def users(ids: list[Any], name: str) -> set[str]:
+        given = [{"text": f"{who} says {i}", "label": i % 2, "user": who} for who in ids for i in range(20)]
+        file = tmp_path / f"{name}.{kind}"
+        if kind == "json":
+            file.write_text("\n".join(json.dumps(row) for row in given))
+        else:
+            file.write_text(
+                "text,label,user\n" + "".join(f"{','.join(map(str, r.values()))}\n" for r in given)
+            )
+        data = {"name": kind, "path": str(file), "text": "text", "label": "label", "user": "user"}
+        settings = {
+            "rounds": 1, "data": {**data, "tokenizer": "bytes", "partition": {"kind": "natural"}},
+            "model": {"name": "text-transformer", "width": 8, "depth": 1}, "cohort": 1,
+            "local": {"steps": 1, "batch": 2, "lr": 0.1},
+        }  # fmt: skip
+        dataset = build_dataset(tacit.load(settings))
+        assert dataset.train.users is not None
+        return {str(name) for name in dataset.train.users}
+
+    few, many = users(before, "few"), users([*before, more], "many")
+    assert few == {str(who) for who in before} and many == few | {str(more)}
+
+
+def test_ids_that_are_no_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    for number, ids in enumerate(([1, 2.5], [1, "ann"], [1, None])):
+        file = tmp_path / f"{number}.json"
+        given = [{"text": f"{who} says {i}", "label": i % 2, "user": who} for who in ids for i in range(20)]
+        file.write_text("\n".join(json.dumps(row) for row in given))
+        settings = {
+            "rounds": 1,
+            "data": {"name": "json", "path": str(file), "text": "text", "label": "label", "user": "user",
+                     "tokenizer": "bytes", "partition": {"kind": "natural"}},
+            "model": {"name": "text-transformer", "width": 8, "depth": 1}, "cohort": 1,
+            "local": {"steps": 1, "batch": 2, "lr": 0.1},
+        }  # fmt: skip
+        with pytest.raises(tacit.UserError, match="column 'user'"):
+            build_dataset(tacit.load(settings))
+
+
+def test_one_users_pictures_do_not_rescale_everybodys() -> None:
+    """Together they would be float32, and nobody's bytes divided by 255."""
+    made = [{"image": np.zeros((1, 4, 4), np.uint8), "label": 0, "who": "ann"} for _ in range(12)]
+    odd = {"image": np.zeros((1, 4, 4), np.float32), "label": 1, "who": "zed"}
+    with pytest.raises(tacit.UserError, match="uint8 and some float32"):
+        tacit.dataset([*made, *[odd] * 12], image="image", label="label", user="who", classes=[0, 1])

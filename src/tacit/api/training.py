@@ -213,11 +213,13 @@ def resume(
         config = _on(recorded_config(folder, changed), device, server=True)
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         refuse_others(folder, given | {"optimizer": optimizer, "sampling": sampling})
+        _, ancestors = read_lineage(folder)
+        if not config.model.public:
+            _refuse_trained_since(folder, model, ancestors)
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
         data = identify(config.data.name, job.population, job.public)
-        _, ancestors = read_lineage(folder)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
         if "rounds" in changed:
@@ -226,6 +228,16 @@ def resume(
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         return _saved(config, federation.run())
+
+
+def _refuse_trained_since(folder: Path, model: nn.Module | None, ancestors: Sequence[Ancestor]) -> None:
+    """A run began with what its model had seen by then: one that saw more since would bring that along."""
+    for place in trained_by(model):
+        if any(ancestor not in ancestors for ancestor in ancestry(place)):
+            raise UserError(
+                f"model: {place} trained this module, and not yet so when {folder} began; give the one it "
+                "had, or start a new run with this one"
+            )
 
 
 def _refuse_other_kinds(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, replace
@@ -63,7 +64,7 @@ def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     if isinstance(where, Path):
         found = where.rglob("*") if where.is_dir() else [where]
         files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
-    described = [source.kind, str(where), astuple(columns), size, files]
+    described = [2, source.kind, str(where), astuple(columns), size, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
     return f"{stem[:40]}-{digest[:16]}"
@@ -88,9 +89,11 @@ def convert(
     """Write `train_x.npy` (or texts), `train_y.npy`, …, `test_users.npy` into a folder; note the rest."""
     with tempfile.TemporaryDirectory() as scratch:
         where = source.where
-        splits = _from_files(source, scratch) if isinstance(where, Path) else _from_hub(where, offline)
+        files = isinstance(where, Path)
+        splits = _from_files(source, columns.user, scratch) if files else _from_hub(str(where), offline)
         train = splits["train"] if "train" in splits else splits[next(iter(splits))]
         columns = _guess(train, columns)
+        _refuse_other_ids(train, columns.user)
         train, test = _train_and_test(splits, train, columns)
         _write(train, test, columns, size, into, about)
     about["licence"] = train.info.license or "not stated; see the data set's page"
@@ -163,7 +166,23 @@ def _from_hub(name: str, offline: bool) -> Any:
         raise Unavailable(first_line(error)) from None
 
 
-def _from_files(source: Source, scratch: str) -> Any:
+def _refuse_other_ids(table: Any, user: str | None) -> None:
+    """Users' ids are texts or whole numbers: of other types one user's would change how all are called."""
+    if user is None:
+        return
+    kind = str(getattr(table.features[user], "dtype", table.features[user]))
+    if not re.fullmatch(r"(large_)?string|u?int\d+", kind):
+        raise UserError(
+            f"column {user!r} holds {kind}; ids of users are texts or whole numbers: write them as texts"
+        )
+    if any(one is None or one == "" for one in table[user]):
+        raise UserError(f"column {user!r} has rows without a user; give each its own, or leave such rows out")
+
+
+def _from_files(source: Source, user: str | None, scratch: str) -> Any:
+    """`user`: a column that is read as it stands: a reader that finds a type for all of it would call 001 by
+    another name where nobody has letters.
+    """
     import datasets
 
     where, kind = Path(source.where), source.kind
@@ -173,7 +192,8 @@ def _from_files(source: Source, scratch: str) -> Any:
         if kind == ROWS:
             return datasets.load_dataset(str(where), cache_dir=scratch)
         place = {"data_dir": str(where)} if where.is_dir() else {"data_files": str(where)}
-        return datasets.load_dataset(kind, **place, cache_dir=scratch)
+        as_text: dict[str, Any] = {} if kind != "csv" or user is None else {"converters": {user: str}}
+        return datasets.load_dataset(kind, **place, **as_text, cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
         what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
         raise UserError(f"{where} cannot be read as {what} ({first_line(error)})") from None

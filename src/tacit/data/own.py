@@ -247,6 +247,9 @@ def _arrays(
     mean, std = meaning.mean, meaning.std
     if meaning.image is not None and xs[0].dtype == np.uint8 and mean is None:
         mean, std = 0.5, 0.5
+    odd = next((x.dtype for x in xs if x.dtype != xs[0].dtype), None)
+    if odd is not None:  # together they would be of one type, and everybody's numbers others
+        raise UserError(f"{name}: some hold {xs[0].dtype} and some {odd}; make them of one type")
     # Pictures of one size are enlarged batch by batch; others were made equal when they were read.
     records = ArrayRecords(
         np.stack(xs), y, people, mean, std, None if meaning.image is None else meaning.size

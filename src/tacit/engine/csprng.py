@@ -62,20 +62,34 @@ def csprng() -> Iterator[None]:
     seeded them finds them as they were.
     """
     secret = os.urandom(32)
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    random.seed(os.urandom(64))
-    np.random.seed(np.frombuffer(os.urandom(2048), np.uint32))  # noqa: NPY002
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that torch's own kernels are replaced, which is the intention
         for name, kernel in _KERNELS.items():
             library.impl(name, partial(kernel, secret), "CPU", allow_override=True)
     try:
-        yield
+        with own_generators():
+            seed_generators()
+            yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def own_generators() -> Iterator[None]:
+    """Whoever had seeded Python's own generator and NumPy's global one finds them as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
+
+
+def seed_generators() -> None:
+    """Seed both by the operating system: what is drawn from now on depends on nothing that was before."""
+    random.seed(os.urandom(64))
+    np.random.seed(np.frombuffer(os.urandom(2048), np.uint32))  # noqa: NPY002
 
 
 def refresh_generator() -> None:

@@ -26,7 +26,7 @@ from tacit.data import Records, batches
 from tacit.data.records import Timed
 from tacit.engine.allocator import keep_freed_memory, return_freed_memory
 from tacit.engine.contract import Order, Participant, Report, Tune
-from tacit.engine.csprng import SecretPlaces, csprng, refresh_generator
+from tacit.engine.csprng import SecretPlaces, csprng, own_generators, refresh_generator, seed_generators
 from tacit.engine.device import HOST, Compute
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine
@@ -99,7 +99,7 @@ class Worker:
         wanted, into = into, self._sums if there else into
         for total in into.values() if there else ():
             total.zero_()
-        with csprng() if self._secret_randomness else nullcontext():
+        with csprng() if self._secret_randomness else own_generators() if self._claims else nullcontext():
             reports = [self._train(order, shown, participant, into) for participant in shard]
         if self.job.privacy is not None:
             self._model.refuse_large_changes()
@@ -199,6 +199,12 @@ class Worker:
         privacy = self.job.privacy
         return self._clipped is not None and privacy is not None and not privacy.simulated
 
+    @property
+    def _claims(self) -> bool:
+        """Whether anything is guaranteed, so that what is drawn must be fresh."""
+        privacy = self.job.privacy
+        return privacy is not None and privacy.noise > 0 and not privacy.simulated
+
     def _key(self, purpose: str, order: Order, client: int) -> int:
         """128 bits for what a client draws in a round: named by both, but fresh ones under a guarantee.
 
@@ -207,13 +213,16 @@ class Worker:
         fresh ones are the same whoever is there, in distribution, so that one client moves the sum by its
         own upload alone.
         """
-        privacy = self.job.privacy
-        if privacy is not None and privacy.noise and not privacy.simulated:
+        if self._claims:
             return secrets.randbits(128)
         return randomness.key(self.job.seed, purpose, order.round, client)
 
     def _seed(self, order: Order, client: int) -> None:
-        """Seed torch for one client (dropout)."""
+        """Seed torch for one client (dropout), and under a guarantee whatever else a model may draw from, so
+        that nothing goes on where the client before it stopped.
+        """
+        if self._claims:
+            seed_generators()
         if self._secret_randomness:
             refresh_generator()
             return

@@ -325,19 +325,20 @@ class Mechanism(Aggregation):
 
 
 NOT_COVERED = (
-    "what the data look like: the classes and their names, the shape of a record; they count as public, also "
-    "where they were read off the records",
+    "what the data look like: the classes and their names, the shape of a record, whether all pictures have "
+    "one size; they count as public, also where they were read off the records",
     "the common test set: what is told of it has no noise, so its records count as public, whosever they are",
     "how records were dealt out where clients are not the data's own users, and, where single records are "
     "protected, which of them are held out: both count as given",
-    "what the model's first weights were trained on, where no run made them: a module that was given, "
-    "model.hub, or what model.public calls public",
+    "what the model's first weights were trained on, where no run's folder says it: a module that was given, "
+    "model.hub (an export of a run, too), or what model.public calls public; and that the data of an earlier "
+    "run are the same, where its records had other labels or features and no users",
     "choosing hyper-parameters, the clipping norm or a checkpoint by looking at private data",
     "ending the run earlier, or later, because of what it has let out: ε is of rounds whose number, or whose "
     "budget, was settled before",
-    "what the run's folder holds beside the model: clients' own states, which clients wrote one when, and in "
+    "what the run's folder holds beside the model: clients' own states, which clients wrote one when, in "
     "lineage.json the names of users and hashes of their records, by which anyone can ask whether a record "
-    "was there; an export has none of these",
+    "was there, and hashes of all records in the ledger and in objects.json; an export has none of these",
     "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",
     "how long anything takes",
 )

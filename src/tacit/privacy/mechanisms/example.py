@@ -287,8 +287,9 @@ class ExampleLevel(Mechanism):
                 "a person with several records: protection weakens with their number",
                 "a single text where data.pack joined texts: an example is what it joined, and one text less "
                 "moves its neighbours to other examples",
-                "what a model draws with randint, randperm or multinomial, or on an accelerator: all other "
-                "masks of records are the cipher's",
+                "what a model draws for records other than by dropout, bernoulli, uniform, normal_ and "
+                "exponential_ on the CPU: these masks are the cipher's, others torch's own generator's, "
+                "which has a fresh secret state in each step",
             ),
             metrics=""
             if self.metrics is None
