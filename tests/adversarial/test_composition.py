@@ -56,6 +56,35 @@ def test_a_start_from_a_private_run_takes_its_charges_along(config, dataset) -> 
     assert tacit.ledger(["three"]).epsilon == result.last("epsilon"), "also where the others are not at hand"
 
 
+class Interrupted:
+    """Ctrl-C before the first round."""
+
+    def start(self, *about: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_resume_with_a_module_that_was_trained_since_is_refused(config, dataset) -> None:
+    """A run that was stopped before its first round would begin with what an unprotected one had learnt."""
+    fresh = build_job(config(), Path("none"), dataset=dataset).model
+    trained = tacit.run(config(rounds=2), "plain", dataset=dataset, model=fresh).model
+    private = tacit.run(config(rounds=1, privacy=CLIENT), "private", dataset=dataset, model=fresh).model
+    for first, second, told in (
+        (fresh, trained, "trained this module"),
+        (fresh, private, "trained this module"),
+        (fresh, fresh, None),
+        (private, private, None),
+    ):
+        shutil.rmtree("run", ignore_errors=True)
+        with pytest.raises(KeyboardInterrupt):
+            claim = config(rounds=2, privacy=CLIENT)
+            tacit.run(claim, "run", dataset=dataset, model=first, trackers=[Interrupted()])
+        if told is None:
+            assert tacit.resume("run", dataset=dataset, model=second).finished
+        else:
+            with pytest.raises(tacit.UserError, match=told):
+                tacit.resume("run", dataset=dataset, model=second)
+
+
 def test_the_budget_counts_what_was_carried_over(config, dataset) -> None:
     tacit.run(config(rounds=3, privacy=CLIENT), "one", dataset=dataset)
     budget = {**CLIENT, "epsilon": cost((EVENT, 4)) + 1e-9}
