@@ -89,7 +89,7 @@ def own_generators() -> Iterator[None]:
 def seed_generators() -> None:
     """Seed both by the operating system: what is drawn from now on depends on nothing that was before."""
     random.seed(os.urandom(64))
-    np.random.seed(np.frombuffer(os.urandom(2048), np.uint32))  # noqa: NPY002
+    np.random.seed(np.frombuffer(os.urandom(64), np.uint32))  # noqa: NPY002
 
 
 def refresh_generator() -> None:
