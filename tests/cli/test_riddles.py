@@ -18,6 +18,7 @@ from command import GOOD
 from command import tacit as cli
 from conftest import blobs
 from tacit.cli.common import print_json
+from tacit.config.imports import made
 
 
 @pytest.fixture
@@ -266,3 +267,17 @@ def test_json_has_no_word_for_infinity(capsys: pytest.CaptureFixture[str]) -> No
         "all": [1.0, [None, 2]],
         "name": "ε",
     }
+
+
+@pytest.mark.parametrize("option", [["--queries", "2"], ["--noise-on", "average"], ["--dimension", "9"]])
+def test_a_plan_of_turns_takes_no_other_settings(
+    option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = ["--population", "1000", "--cohort", "10", "--rounds", "20", "--epsilon", "2", "--delta", "1e-6"]
+    code, _, said = cli("plan", "--mechanism", "blt", *fleet, *option, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 2 and "--mechanism takes" in said
+
+
+def test_an_import_that_says_nothing_is_told_in_one_line() -> None:
+    with pytest.raises(tacit.UserError, match="builtins:dict does not say what it takes"):
+        made("import:builtins:dict", "task", {})

@@ -191,10 +191,13 @@ def plan(
             metrics,
             trials,
             dropout,
+            dimension,
+            clip,
             csv,
             picture,
         )
-        if any(value is not None for value in others) or axes or at or table or compare_closed_form:
+        changed = (noise_on, queries) != (NoiseOn.sum, 1) or compare_closed_form
+        if any(value is not None for value in others) or axes or at or table or changed:
             raise UserError(
                 "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, one number each; "
                 "leave the others out"

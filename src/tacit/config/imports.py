@@ -46,7 +46,12 @@ def made(name: str, what: str, options: dict[str, Any], **known: Any) -> Any:
     found = imported(name, what)
     if not callable(found) or (not isinstance(found, type) and not inspect.isroutine(found) and not options):
         return found
-    takes = inspect.signature(found).parameters
+    try:
+        takes = inspect.signature(found).parameters
+    except ValueError:  # Python's own do not all say
+        raise UserError(
+            f"{what}: {name.removeprefix(IMPORT)} does not say what it takes; name a class of your own"
+        ) from None
     given = {key: value for key, value in known.items() if key in takes and key not in options}
     try:
         inspect.signature(found).bind(**given, **options)
