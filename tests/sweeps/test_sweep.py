@@ -335,6 +335,9 @@ def test_a_config_is_laid_over_its_base(tmp_path: Path) -> None:
     assert (config.rounds, config.local.lr, config.local.batch) == (7, 0.5, one.local.batch)
     assert config.model.options == {}, "another model takes no options of the one below"
 
+    above.write_text("base: ../below.yaml\nrounds: 3\nsweep: null\n")
+    assert read_sweep(above, {}) is None and load(above).rounds == 3, "one run of what is a sweep below"
+
     above.write_text("base: ../below.yaml\nsweep: {seed: [3]}\nlocal: {lr: -1}\n")
     with pytest.raises(UserError, match="must be greater than 0"):
         read_sweep(above, {})

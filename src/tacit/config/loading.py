@@ -208,6 +208,8 @@ def read_values(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any
         raise UserError(f"{places[BASE,]}: base: there is no {below}")
     under, under_places = read_values(below, (*above, file.resolve()))
     over = merged(under, values)
+    if "sweep" in values and values["sweep"] is None:  # one run of what is a sweep below
+        del over["sweep"]
     if isinstance(over.get("sweep"), Mapping):
         over["sweep"] = {key: value for key, value in over["sweep"].items() if value is not None}
     return over, {**under_places, **places}
