@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import tacit
@@ -344,6 +345,7 @@ def test_no_client_draws_where_the_one_before_it_stopped(tmp_path: Path) -> None
     [
         ("csv", ["001", "002", "003"], "ann"),
         ("csv", ["1", "2", "3"], "2.5"),
+        ("folder", ["001", "002", "003"], "ann"),
         ("json", ["1", "2", "3"], "2.5"),
     ],
 )
@@ -355,14 +357,16 @@ def test_users_of_tables_keep_their_names(
 
     def users(ids: list[Any], name: str) -> set[str]:
         given = [{"text": f"{who} says {i}", "label": i % 2, "user": who} for who in ids for i in range(20)]
-        file = tmp_path / f"{name}.{kind}"
+        file = tmp_path / name / f"all.{'csv' if kind == 'folder' else kind}"
+        file.parent.mkdir()
         if kind == "json":
             file.write_text("\n".join(json.dumps(row) for row in given))
         else:
             file.write_text(
                 "text,label,user\n" + "".join(f"{','.join(map(str, r.values()))}\n" for r in given)
             )
-        data = {"name": kind, "path": str(file), "text": "text", "label": "label", "user": "user"}
+        place = file.parent if kind == "folder" else file
+        data = {"name": kind, "path": str(place), "text": "text", "label": "label", "user": "user"}
         settings = {
             "rounds": 1, "data": {**data, "tokenizer": "bytes", "partition": {"kind": "natural"}},
             "model": {"name": "text-transformer", "width": 8, "depth": 1}, "cohort": 1,
@@ -391,6 +395,31 @@ def test_ids_that_are_no_names_are_refused(tmp_path: Path, monkeypatch: pytest.M
         }  # fmt: skip
         with pytest.raises(tacit.UserError, match="column 'user'"):
             build_dataset(tacit.load(settings))
+
+
+def test_numbers_that_a_pictures_table_was_read_as_are_no_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """001 is 1 in a metadata.csv where nobody has letters, and 001 where somebody has."""
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    folder, lines = tmp_path / "pictures", ["file_name,label,user"]
+    folder.mkdir()
+    for number in range(40):
+        Image.new("L", (4, 4), number).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,{number % 2},{number % 4:03}")
+    (folder / "metadata.csv").write_text("\n".join(lines))
+    settings = {
+        "rounds": 1, "data": {"name": "folder", "path": str(folder), "label": "label", "user": "user",
+                              "partition": {"kind": "natural"}},
+        "model": "mlp", "cohort": 1, "local": {"steps": 1, "batch": 2, "lr": 0.1},
+    }  # fmt: skip
+    with pytest.raises(tacit.UserError, match=r"write metadata\.jsonl, with ids as texts"):
+        build_dataset(tacit.load(settings))
+    rows = [dict(zip(("file_name", "label", "user"), line.split(","), strict=True)) for line in lines[1:]]
+    (folder / "metadata.csv").unlink()
+    (folder / "metadata.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    users = build_dataset(tacit.load(settings)).train.users
+    assert users is not None and set(users.tolist()) == {"000", "001", "002", "003"}
 
 
 def test_one_users_pictures_do_not_rescale_everybodys() -> None:

@@ -93,7 +93,9 @@ def convert(
         splits = _from_files(source, columns.user, scratch) if files else _from_hub(str(where), offline)
         train = splits["train"] if "train" in splits else splits[next(iter(splits))]
         columns = _guess(train, columns)
-        _refuse_other_ids(train, columns.user)
+        guessed = files and source.kind == PICTURES and any(Path(where).rglob("metadata.csv"))
+        for table in splits.values():
+            _refuse_other_ids(table, columns.user, guessed)
         train, test = _train_and_test(splits, train, columns)
         _write(train, test, columns, size, into, about)
     about["licence"] = train.info.license or "not stated; see the data set's page"
@@ -166,14 +168,21 @@ def _from_hub(name: str, offline: bool) -> Any:
         raise Unavailable(first_line(error)) from None
 
 
-def _refuse_other_ids(table: Any, user: str | None) -> None:
-    """Users' ids are texts or whole numbers: of other types one user's would change how all are called."""
-    if user is None:
+def _refuse_other_ids(table: Any, user: str | None, guessed: bool) -> None:
+    """Users' ids are texts or whole numbers: of other types one user's would change how all are called. So
+    would numbers whose type a reader `guessed` from all of them: 001 is 1 where nobody has letters.
+    """
+    if user is None or user not in table.features:
         return
     kind = str(getattr(table.features[user], "dtype", table.features[user]))
     if not re.fullmatch(r"(large_)?string|u?int\d+", kind):
         raise UserError(
             f"column {user!r} holds {kind}; ids of users are texts or whole numbers: write them as texts"
+        )
+    if guessed and "int" in kind:
+        raise UserError(
+            f"column {user!r} of metadata.csv: whose each picture is must not depend on how all are called; "
+            "write metadata.jsonl, with ids as texts"
         )
     if any(one is None or one == "" for one in table[user]):
         raise UserError(f"column {user!r} has rows without a user; give each its own, or leave such rows out")
@@ -186,6 +195,8 @@ def _from_files(source: Source, user: str | None, scratch: str) -> Any:
     import datasets
 
     where, kind = Path(source.where), source.kind
+    if kind == ROWS and any(where.rglob("*.csv")):
+        kind = "csv"
     hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
