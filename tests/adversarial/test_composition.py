@@ -83,6 +83,10 @@ def test_a_resume_with_a_module_that_was_trained_since_is_refused(config, datase
         else:
             with pytest.raises(tacit.UserError, match=told):
                 tacit.resume("run", dataset=dataset, model=second)
+    own = tacit.resume(
+        "run", rounds=3, dataset=dataset, model=tacit.trained("run", dataset=dataset, model=fresh)
+    )
+    assert own.finished and len(own.metrics) == 3, "its own module, as far as it had come"
 
 
 def test_the_budget_counts_what_was_carried_over(config, dataset) -> None:

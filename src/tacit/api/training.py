@@ -231,9 +231,13 @@ def resume(
 
 
 def _refuse_trained_since(folder: Path, model: nn.Module | None, ancestors: Sequence[Ancestor]) -> None:
-    """A run began with what its model had seen by then: one that saw more since would bring that along."""
+    """A run began with what its model had seen by then: one that saw more since would bring that along. What
+    the run itself has taught it is on its own ledger.
+    """
     for place in trained_by(model):
-        if any(ancestor not in ancestors for ancestor in ancestry(place)):
+        if place.resolve() != folder.resolve() and any(
+            ancestor not in ancestors for ancestor in ancestry(place)
+        ):
             raise UserError(
                 f"model: {place} trained this module, and not yet so when {folder} began; give the one it "
                 "had, or start a new run with this one"
