@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradients_reference import assert_exact, squared_outputs
+from tacit.gradients.records import Outer
 
 sizes = st.integers(1, 6)
 batches = st.integers(1, 5)
@@ -37,6 +38,29 @@ def test_linear_with_any_leading_dimensions(b, leading, d_in, d_out, bias, seed)
 @pytest.mark.parametrize("tokens", [1, 3, 200])
 def test_linear_by_both_routes(tokens):
     check(nn.Linear(6, 5), x(4, tokens, 6))
+
+
+@few
+@given(batches, st.integers(2, 300), sizes, sizes, seeds)
+def test_half_of_two_gram_matrices_is_enough(b, tokens, m, n, seed):
+    torch.manual_seed(seed)
+    form = Outer(torch.randn(b, tokens, m).double(), torch.randn(b, tokens, n).double())
+    torch.testing.assert_close(form.squares(), form.explicit().square().sum((1, 2)))
+
+
+@pytest.mark.parametrize("tokens", [4, 47, 48, 65, 128, 197, 512])
+@pytest.mark.parametrize("gap", [1e-1, 1e-3, 1e-5, 0.0])
+def test_squares_are_never_below_what_a_gradient_has(tokens, gap):
+    """Tokens that are nearly the same, with signs that cancel: what is left drowns in rounding."""
+    torch.manual_seed(tokens)
+    for scale in (1.0, 1e3, 1e6):
+        left = torch.randn(8, 1, 96) + gap * torch.randn(8, tokens, 96)
+        signs = torch.tensor([1.0, -1.0]).repeat(tokens)[:tokens]
+        signs[-1] -= signs.sum()  # so that all of them are nothing
+        right = signs.view(1, -1, 1) * torch.randn(8, 1, 80) * scale
+        form = Outer(left, right)
+        exact = torch.bmm(left.double().transpose(1, 2), right.double()).square().sum((1, 2))
+        assert (exact <= form.squares().double() * (1 + 2.0**-20)).all()
 
 
 @few
