@@ -157,6 +157,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     with pytest.raises(UserError, match="exists already"):
         tacit.export(tmp_path / "run", tmp_path / "export")
+    for verb, more in (("export", [tmp_path / "model"]), ("trained", [])):
+        # The config's own records would be described on the card, and decide how the model is built.
+        with pytest.raises(UserError, match=f"given its dataset as an object.*tacit.{verb}"):
+            getattr(tacit, verb)(tmp_path / "run", *more)
     with pytest.raises(UserError, match="the frozen weights are not those"):
         tacit.trained(tmp_path / "run", model=models.build("mlp", (4,), 2), dataset=texts())
     tacit.run(text_config(name="mlp", hidden=[4]), tmp_path / "other", dataset=blobs())

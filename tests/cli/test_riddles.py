@@ -185,6 +185,7 @@ def test_a_plan_says_how_cohorts_are_chosen(command, setting, drawn, said) -> No
     [
         "--examples 10", "--batch 2", "--local-steps 2", "--participations 2", "--queries 2", "--metrics 0.1",
         "--sampling fixed", "--noise-on average", "--compare-closed-form", "--rounds 3", "--at 9:3",
+        "--sampling poisson", "--queries 1", "--noise-on sum",  # not even what would change nothing
     ],
 )  # fmt: skip
 def test_a_plan_of_a_config_takes_no_other_settings(command, option) -> None:
@@ -269,7 +270,10 @@ def test_json_has_no_word_for_infinity(capsys: pytest.CaptureFixture[str]) -> No
     }
 
 
-@pytest.mark.parametrize("option", [["--queries", "2"], ["--noise-on", "average"], ["--dimension", "9"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--queries", "2"], ["--noise-on", "average"], ["--dimension", "9"], ["--sampling", "fixed"]],
+)
 def test_a_plan_of_turns_takes_no_other_settings(
     option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

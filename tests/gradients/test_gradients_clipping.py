@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from gradients_reference import assert_exact, close, lengths, record_gradients, squared_outputs
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, autograd, plain_gradient
+from tacit.gradients.modules import refuse_modules
 from tacit.gradients.plain import Descent
 from tacit.vector import Flat
 
@@ -134,6 +135,8 @@ def test_gradients_of_other_parameters_and_flags_are_untouched():
 def test_batch_norm_is_refused_with_its_replacement(norm):
     with pytest.raises(UserError, match=r"'0\.1' \(.*BatchNorm.*nn\.GroupNorm\(32, 64\)"):
         ClippedGradient(nn.Sequential(nn.Sequential(nn.Linear(3, 64), norm)))
+    with pytest.raises(UserError, match=r"no clipping bounds .*nn\.GroupNorm\(32, 64\)"):
+        refuse_modules(nn.Sequential(nn.Linear(3, 64), norm), examples=False)
 
 
 def test_statistics_of_private_records_are_refused():

@@ -105,6 +105,8 @@ def test_messages_and_checkpoints_hold_what_is_trained_alone(tmp_path: Path) -> 
 
 
 def test_a_resume_on_another_base_is_refused(tmp_path: Path) -> None:
+    from tacit.config.build import build_job
+    from tacit.federation.past import load_round
     from tacit.models import hub
 
     folders = [tmp_path / "a", tmp_path / "b"]
@@ -121,6 +123,9 @@ def test_a_resume_on_another_base_is_refused(tmp_path: Path) -> None:
     folders[1].rename(base)
     with pytest.raises(UserError, match="the frozen weights are not those that this run was trained on"):
         tacit.resume(tmp_path / "run", dataset=texts(), rounds=3)
+    job = build_job(half, tmp_path / "run", dataset=texts())
+    with pytest.raises(UserError, match="the frozen weights are not those that this run was trained on"):
+        load_round(job, tmp_path / "run", 1)  # as `tacit hessian` and `tacit drift` do
     base.rename(folders[1])
     folders[0].rename(base)
     resumed = tacit.resume(tmp_path / "run", dataset=texts(), rounds=3)

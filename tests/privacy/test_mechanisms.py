@@ -32,7 +32,6 @@ from tacit.privacy import (
     Workload,
     epsilon,
     make_statement,
-    refuse_batch_norm,
     refuse_weights,
 )
 from tacit.privacy.accountants import rdp_epsilon
@@ -113,14 +112,6 @@ def test_so_much_noise_that_it_cannot_be_sampled_is_refused() -> None:
         client(noise=1e9).bounding({}, {"delta": 10**6}, LAYOUT, 3)
     with pytest.raises(UserError, match="too little to be added"):
         client(noise=1e-4, noise_at="clients").bounding({}, {"delta": 8}, LAYOUT, 1000)
-
-
-def test_batch_norm_is_refused_with_its_replacement() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 24, 3), nn.BatchNorm2d(24))
-    for unit in ("client", "example"):
-        with pytest.raises(UserError, match=r"1 \(BatchNorm2d\).*GroupNorm\(8, 24\)"):
-            refuse_batch_norm(model, unit)  # type: ignore[arg-type]
-    refuse_batch_norm(nn.Sequential(nn.Conv2d(3, 24, 3), nn.GroupNorm(8, 24)), "example")
 
 
 def test_weights_by_examples_are_refused_at_client_level() -> None:

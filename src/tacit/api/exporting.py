@@ -39,7 +39,7 @@ def trained(
     Args:
         folder: the run's.
         model: as given to `run`, if it was; a copy of it is filled.
-        dataset: as given to `run`, if it was.
+        dataset: as given to `run`, if it was; it can be left out where `model` is given.
         algorithm: as given to `run`, if it was.
 
     Returns:
@@ -49,8 +49,10 @@ def trained(
         UserError: there is no checkpoint, or another object was given.
     """
     folder = Path(folder)
-    given = {"model": model, "algorithm": algorithm}
-    refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "trained")
+    given = {"model": model, "algorithm": algorithm, "dataset": dataset}
+    if model is not None and dataset is None:
+        del given["dataset"]  # a model that is there need not be built for its records
+    refuse_others(folder, given, "trained")
     return _trained(folder, recorded_config(folder), model, dataset, algorithm)
 
 
@@ -99,8 +101,7 @@ def export(
         raise UserError(f"{into} exists already; choose another folder")
     # Whatever may refuse comes before anything is made.
     run, said = read_run(folder), read_statement(folder) if config.privacy is not None else None
-    given = {"model": model, "algorithm": algorithm}
-    refuse_others(folder, given if dataset is None else {**given, "dataset": dataset}, "export")
+    refuse_others(folder, {"model": model, "algorithm": algorithm, "dataset": dataset}, "export")
     given_model = model is not None
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click.core import ParameterSource
 
 from tacit.errors import UserError
 
@@ -28,6 +29,7 @@ _RUN, _SCALE, _EXAMPLE, _OUTPUT = "The run", "Scale", "Example level: single rec
 
 
 def plan(
+    ctx: typer.Context,
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE.yaml]", help="A config, instead of all the options below.")
     ] = None,
@@ -137,12 +139,9 @@ def plan(
 
     Both accountants are shown: PLD (privacy-loss distributions, the tighter one) and RDP (Rényi).
     """
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
     if file is not None:
-        run = (rate, noise, rounds, delta, epsilon, population, cohort, dropout, dimension, clip, mechanism)
-        records = (examples, batch, local_steps, participations)
-        given = any(value is not None for value in (*run, *records, metrics, csv, picture))
-        changed = (noise_on, sampling, queries) != (NoiseOn.sum, "poisson", 1)
-        if given or changed or table or at or compare_closed_form:
+        if given - {"file", "overrides", "as_json", "trials"}:
             raise UserError(
                 f"{file} has the settings; change them with --set, and leave the other options out"
             )
@@ -181,23 +180,7 @@ def plan(
     if mechanism is not None:
         from tacit.cli.fleet import show_fleet
 
-        others = (
-            rate,
-            noise,
-            examples,
-            batch,
-            local_steps,
-            participations,
-            metrics,
-            trials,
-            dropout,
-            dimension,
-            clip,
-            csv,
-            picture,
-        )
-        changed = (noise_on, queries) != (NoiseOn.sum, 1) or compare_closed_form
-        if any(value is not None for value in others) or axes or at or table or changed:
+        if axes or given - {"mechanism", "population", "cohort", "rounds", "delta", "epsilon", "as_json"}:
             raise UserError(
                 "--mechanism takes --population, --cohort, --rounds, --delta and --epsilon, one number each; "
                 "leave the others out"
@@ -228,12 +211,7 @@ def plan(
     if several:
         from tacit.cli.plan_table import show_table
 
-        if (
-            any(value is not None for value in (metrics, trials, dropout))
-            or at
-            or table
-            or compare_closed_form
-        ):
+        if given & {"metrics", "trials", "dropout", "at", "table", "compare_closed_form"}:
             raise UserError(
                 "--metrics, --trials, --dropout, --at, --table and --compare-closed-form are for one plan; "
                 "give one value of each setting"

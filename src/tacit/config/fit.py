@@ -115,7 +115,7 @@ def fit(config: Config, dataset: Dataset | None = None) -> Fit:
         worker, server, workers, compute, _device_bytes(compute), memory_bytes(), (),
         sum(p.numel() for p in empty.parameters()), trained // 4,
     )  # fmt: skip
-    return Fit(**{**vars(found), "advice": tuple(_advice(found, config, job))})
+    return replace(found, advice=tuple(_advice(found, config, job)))
 
 
 def _without_search(config: Config) -> Config:

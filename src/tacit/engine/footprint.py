@@ -222,20 +222,9 @@ def one_client(small: Job, order: Order, examples: bool) -> Held:
     size = 4 * small.layout.size
     theta = torch.zeros(small.layout.shared)
     message = algorithm.message(algorithm.init(theta, small.layout))
-    descended = False
     with live:
         engine = InProcess(small)
-        worker = engine.worker
-        descent = worker._descent
-
-        def noted(*args: Any, **kwargs: Any) -> Tensor:
-            nonlocal descended
-            descended = True
-            assert descent is not None
-            return descent(*args, **kwargs)
-
-        if descent is not None:
-            worker._descent = noted  # type: ignore[assignment]
+        descent = engine.worker.descent
         bounding = None
         if small.privacy is not None:
             bounding = small.privacy.bounding(
@@ -243,7 +232,7 @@ def one_client(small: Job, order: Order, examples: bool) -> Held:
             )
         engine.sum(replace(order, bounding=bounding), message, [Participant(0)])
         engine.close()
-    descended &= not examples
+    descended = descent is not None and descent.used and not examples
     # The parameters are counted by themselves; the gradient, which is NumPy's, was not counted here.
     return Held((_Noting.held - size) / size, (live.peak - size) / size, descended)
 

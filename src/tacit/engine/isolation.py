@@ -56,8 +56,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
-from torch.nn.utils.spectral_norm import SpectralNorm
 
 from tacit.errors import UserError
 
@@ -278,36 +276,6 @@ class Pristine:
             # Bytes, not numbers: nan equals itself, and −0 is not 0.
             raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             memory.setdefault(storage.data_ptr(), (name, raw))
-
-
-def refuse_leaky_modules(module: nn.Module, examples: bool) -> None:
-    """Raise if `module` holds a layer that is known to keep something of the records it has seen.
-
-    `examples`: single records are protected. A client's own steps may write to the model otherwise, since
-    everything is put back before the next one; only what cannot be seen is refused then.
-    """
-    for name, part in module.named_modules():
-        what = f"module {name!r} ({type(part).__name__})"
-        if isinstance(part, torch.jit.ScriptModule):
-            raise UserError(
-                f"{what} is a scripted one, so what it remembers cannot be seen; give the module that it was "
-                "made from"
-            )
-        if not examples:
-            continue
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
-            raise UserError(
-                f"{what} has max_norm, so looking a row up rewrites it without clipping or noise; build it "
-                "with max_norm=None"
-            )
-        hooks = part._forward_pre_hooks.values()
-        if isinstance(part, parametrizations._SpectralNorm) or any(
-            isinstance(hook, SpectralNorm) for hook in hooks
-        ):
-            raise UserError(
-                f"{what} is divided by its spectral norm, whose power iteration goes on with every batch; "
-                "leave it out, or normalise with nn.GroupNorm or nn.LayerNorm"
-            )
 
 
 class _Place:

@@ -14,10 +14,10 @@ from torch import nn
 from tacit.algorithms import Algorithm
 from tacit.data import Population, Records
 from tacit.data.augment import Augment
-from tacit.engine.isolation import refuse_leaky_modules
 from tacit.engine.settings import Local, workload
 from tacit.engine.states import ClientStates
-from tacit.privacy import ExampleLevel, Mechanism, Workload
+from tacit.gradients.modules import refuse_modules
+from tacit.privacy import Mechanism, Workload
 from tacit.tasks import Task
 from tacit.vector import Layout, Vectors, read_buffers
 
@@ -56,7 +56,7 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.privacy is not None:
-            refuse_leaky_modules(self.model, examples=isinstance(self.privacy, ExampleLevel))
+            refuse_modules(self.model, examples=self.privacy.unit == "example")
 
     @cached_property
     def layout(self) -> Layout:

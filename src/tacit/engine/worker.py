@@ -72,7 +72,7 @@ class Worker:
         example_level = isinstance(job.privacy, ExampleLevel)
         alone = 1 if one_at_a_time(self.flat.module, compute) else None
         self._clipped = ClippedGradient(self.flat, alone) if example_level else None
-        self._descent = None if example_level else Descent(self.flat)
+        self.descent = None if example_level else Descent(self.flat)
         self._bits = np.random.PCG64(0)
         self.flat.module.train()
         flat = self.flat
@@ -134,7 +134,7 @@ class Worker:
             self._initial_personal,
             queries=sys.maxsize if self._clipped is None else job.algorithm.queries,
             public=self._public(order, client),
-            descent=self._descent,
+            descent=self.descent,
             layers=job.layers,
             augment=self._augment(order, client),
             losses=losses,

@@ -263,7 +263,7 @@ def refuse_other_best(run: Path, best: Facts) -> Facts:
 
 
 def read_round(run: Path, round: int) -> Checkpoint:
-    """The checkpoint of one round that was kept; refuses one that is damaged or of another run."""
+    """The checkpoint of one round that was kept; refuses one that is damaged."""
     place = run / "checkpoint" / f"{round:06d}"
     try:
         facts = sound_facts(place)
@@ -273,7 +273,6 @@ def read_round(run: Path, round: int) -> Checkpoint:
         raise UserError(
             f"{place} is damaged ({reason}); `tacit verify {run}` says what can be saved"
         ) from None
-    refuse_other_files(run, facts)
     return Checkpoint(round, vectors, facts)
 
 
@@ -298,9 +297,13 @@ def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> Non
     saved = kept(run)
     if saved is None:
         raise UserError(f"{run}: no round was saved yet, so there is no trained model in it")
+    fill(model, Layout.of(model, personal), saved, run)
+
+
+def fill(model: nn.Module, layout: Layout, saved: Checkpoint, run: Path) -> None:
+    """Put a checkpoint of `run` into a model; refuses one of another run, model or frozen base."""
     refuse_other_files(run, saved.facts)
     refuse_other_base(saved.facts, frozen_hash(model), run)
-    layout = Layout.of(model, personal)
     if saved.vectors["theta"].numel() != layout.shared:
         raise UserError(f"{run}: its checkpoint is of another model; give the model that was trained")
     write_values(model, layout, saved.vectors["theta"])

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tacit.engine import Job
 from tacit.errors import UserError
-from tacit.federation.checkpoint import finished, read_round
-from tacit.vector import write_buffers, write_values
+from tacit.federation.checkpoint import fill, finished, read_round
 
 
 def kept_rounds(run: Path) -> list[int]:
@@ -20,8 +19,4 @@ def kept_rounds(run: Path) -> list[int]:
 
 def load_round(job: Job, run: Path, round: int) -> None:
     """Put the server's model after one of `kept_rounds` into `job.model`."""
-    saved = read_round(run, round).vectors
-    if saved["theta"].numel() != job.layout.shared:
-        raise UserError(f"{run}: its checkpoint is of another model")
-    write_values(job.model, job.layout, saved["theta"])
-    write_buffers(job.model, saved)
+    fill(job.model, job.layout, read_round(run, round), run)

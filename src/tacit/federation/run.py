@@ -42,7 +42,6 @@ from tacit.privacy import (
     Sampling,
     SecureSum,
     Unprotected,
-    refuse_batch_norm,
     refuse_weights,
 )
 
@@ -70,7 +69,6 @@ class Federation:
         """
         self.job, self.settings, self.folder = job, settings, folder
         if job.privacy is not None:
-            refuse_batch_norm(job.model, job.privacy.unit)
             refuse_weights(settings.weighted, job.privacy.unit)
             if (settings.evaluate.patience or settings.evaluate.keep_best) and not job.privacy.simulated:
                 raise UserError(

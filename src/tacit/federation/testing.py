@@ -21,7 +21,7 @@ import numpy as np
 from tacit.engine import Job, Participant, Tune
 from tacit.engine.states import NONE
 from tacit.engine.worker import Worker, add_sums, evaluate
-from tacit.federation.checkpoint import kept, load_model
+from tacit.federation.checkpoint import fill, kept
 from tacit.federation.evaluation import some_clients
 from tacit.privacy.mechanisms.base import Unit
 from tacit.tasks import Headline, headline
@@ -90,7 +90,7 @@ def load_newest(job: Job, folder: Path) -> int:
     saved = kept(folder)
     if saved is None:
         return 0
-    load_model(folder, job.model, job.algorithm.personal_part)
+    fill(job.model, job.layout, saved, folder)
     return saved.round
 
 

@@ -32,11 +32,12 @@ from torch import Tensor, nn
 from tacit.errors import UserError
 from tacit.gradients import generators
 from tacit.gradients.fallback import record_gradients
+from tacit.gradients.modules import refuse_modules
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.proof import Book, Draws, Known
 from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
-from tacit.gradients.survey import Survey, experiment, refuse_mixing_modules, survey
+from tacit.gradients.survey import Survey, experiment, survey
 from tacit.gradients.tape import Tape, Unsupported
 from tacit.gradients.unchanged import Unchanged
 from tacit.gradients.unseen import Unseen
@@ -79,7 +80,7 @@ class ClippedGradient:
         if micro_batch is not None and micro_batch < 1:
             raise UserError(f"micro_batch is {micro_batch}; it counts records, so give 1 or more")
         self.flat = model if isinstance(model, Flat) else Flat(model)
-        refuse_mixing_modules(self.flat.module)
+        refuse_modules(self.flat.module, examples=True)
         self._micro_batch, self._device = micro_batch, self.flat.grad.device
         self._precondition: Tensor | None = None
         parameters = dict(self.flat.module.named_parameters())

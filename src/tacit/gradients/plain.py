@@ -83,9 +83,12 @@ class Descent:
         self._parameters = tuple(named[segment.name] for segment in flat.layout.shared_segments)
         self._views = [view for _, view in flat.layout.views(flat.shared)]
         self._weights = flat.values.new_empty(0)
+        self.used = False
+        """Whether it was ever called."""
 
     def __call__(self, batch: Batch, losses: Losses, lr: float) -> Tensor:
         """Move against the gradient of the mean loss of a batch that is not empty; its losses, detached."""
+        self.used = True
         each = losses(self._module, batch)
         if self._weights.shape != each.shape:
             refuse_shape(each, batch_size(batch))

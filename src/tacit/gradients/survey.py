@@ -19,39 +19,12 @@ import torch
 from torch import Tensor, allclose, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from tacit.errors import UserError
 from tacit.gradients import generators
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.tape import Tape, Unsupported, tensors_in
-
-
-def refuse_mixing_modules(module: nn.Module) -> None:
-    """Raise if `module` holds a layer that shares statistics between records."""
-    for name, part in module.named_modules():
-        if isinstance(part, _InstanceNorm):
-            if part.track_running_stats:
-                raise UserError(
-                    f"module {name!r} ({type(part).__name__}) keeps running statistics of private records; "
-                    "build it with track_running_stats=False"
-                )
-        elif getattr(part, "max_norm", None) is not None and isinstance(
-            part, (nn.Embedding, nn.EmbeddingBag)
-        ):
-            raise UserError(
-                f"module {name!r} ({type(part).__name__}) writes to its own rows as records look them up, past the "  # noqa: E501
-                "clipping; build it without max_norm"
-            )
-        elif isinstance(part, _BatchNorm):
-            channels = part.num_features
-            groups = next((g for g in (32, 16, 8, 4, 2) if channels % g == 0), 1)
-            raise UserError(
-                f"module {name!r} ({type(part).__name__}) mixes the records of a batch, so no record's "
-                f"gradient can be bounded; replace it with nn.GroupNorm({groups}, {channels})"
-            )
 
 
 @dataclass(frozen=True)

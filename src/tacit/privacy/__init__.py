@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tacit.privacy.accountants import Epsilon, epsilon
     from tacit.privacy.bits import Bits, Ids
     from tacit.privacy.bounding import Bounding
-    from tacit.privacy.checks import refuse_batch_norm, refuse_weights
+    from tacit.privacy.checks import refuse_weights
     from tacit.privacy.clipping import Bound, Clip
     from tacit.privacy.events import Event, FixedSizeGaussian, MatrixRow, PoissonGaussian
     from tacit.privacy.grid import Grid
@@ -78,7 +78,6 @@ __all__ = [
     "as_sampling",
     "epsilon",
     "make_statement",
-    "refuse_batch_norm",
     "refuse_weights",
     "replay",
 ]
@@ -89,7 +88,7 @@ __getattr__, __dir__ = lazily(
         "tacit.privacy.accountants": "Epsilon epsilon",
         "tacit.privacy.bits": "Bits Ids",
         "tacit.privacy.bounding": "Bounding",
-        "tacit.privacy.checks": "refuse_batch_norm refuse_weights",
+        "tacit.privacy.checks": "refuse_weights",
         "tacit.privacy.clipping": "Bound Clip",
         "tacit.privacy.events": "Event FixedSizeGaussian MatrixRow PoissonGaussian",
         "tacit.privacy.grid": "Grid",

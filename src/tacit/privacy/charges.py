@@ -106,12 +106,3 @@ def replay(charges: Iterable[Charge]) -> ClientTotals:
 def add(totals: ClientTotals, charge: Charge) -> None:
     for part in charge.parts:
         totals.add(part.event, part.steps, part.clients)
-
-
-def dominating(parts: Iterable[Part]) -> Part:
-    """One part for everyone that costs at least as much as any of `parts`, of one kind of event."""
-    first, *others = parts
-    event = first.event
-    for part in others:
-        event = event.joined(part.event)
-    return Part(event, max(part.steps for part in [first, *others]))

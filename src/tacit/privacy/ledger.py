@@ -45,7 +45,7 @@ from types import TracebackType
 from tacit import system
 from tacit.errors import UserError
 from tacit.privacy.accountants import Epsilon
-from tacit.privacy.charges import Carried, Charge, Contents, Header, Part, Tally, add, dominating, replay
+from tacit.privacy.charges import Carried, Charge, Contents, Header, Part, Tally, add, replay
 from tacit.privacy.events import PoissonGaussian
 from tacit.privacy.ledger_lines import line_of, parse, plain_charge, plain_header
 from tacit.reading import read_bytes
@@ -59,7 +59,6 @@ __all__ = [
     "Part",
     "PoissonGaussian",
     "Tally",
-    "dominating",
     "replay",
 ]
 

@@ -17,8 +17,6 @@ from tacit.errors import UserError
 from tacit.privacy.answers import Question, answer
 from tacit.privacy.conventions import to_sum
 
-AXES = ("population", "cohort", "rounds", "noise", "epsilon", "sampling")
-"""What a table may go along."""
 TURNS = ("blt", "banded")
 """No sampling at all: clients take turns, and noise is correlated."""
 SAMPLINGS = ("poisson", "fixed", *TURNS)
@@ -32,7 +30,9 @@ def table(
     stated: str = "sum",
     dimension: int | None = None,
 ) -> list[dict[str, Any]]:
-    """A plan for every combination of `axes`, which has one or two of `AXES`; the rest is the question's.
+    """A plan for every combination of `axes`; the rest is the question's.
+
+    `axes`: one or two of population, cohort, rounds, noise, epsilon and sampling, each with its values.
 
     `stated`: what a noise multiplier is given on (`tacit.privacy.conventions`).
 
