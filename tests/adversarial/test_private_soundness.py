@@ -113,6 +113,38 @@ def test_a_record_whose_tokens_cancel_does_not_pass_unclipped(layer: str, gap: f
         assert float(clipped.flat.grad.double().norm()) <= 0.1
 
 
+@pytest.mark.parametrize("layer", ["linear", "convolution"])
+@pytest.mark.parametrize("width", [256, 768, 3072, 8192])
+def test_a_record_made_for_the_rounding_of_wide_products_does_not_pass_unclipped(
+    layer: str, width: int
+) -> None:
+    """Two tokens, alike in many small numbers, opposite in a few large ones: a product that begins with the
+    large ones loses every small one after them, and the gradient is made of the small ones alone.
+    """
+    model: nn.Module = nn.Linear(width, 10, bias=False)
+    if layer == "convolution":
+        model = nn.Conv2d(width, 64, 1, bias=False)
+    clipped = ClippedGradient(model)
+
+    def losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        x = batch["x"]
+        y = model(x).sum(1) if layer == "linear" else model(x.transpose(1, 2).unsqueeze(3)).sum((2, 3))
+        return nn.functional.cross_entropy(y, batch["y"], reduction="none")
+
+    torch.manual_seed(0)
+    others, labels = torch.randn(7, 2, width), torch.arange(8)
+    for large in (width // 512, width // 64):
+        for lost in (24.01, 25):
+            first = torch.where(torch.arange(width) < max(1, large), 1.0, 2 ** (-lost / 2))
+            second = torch.where(first == 1, -1.0, first)
+            x = torch.cat([others, 1e4 * torch.stack([first, second])[None]])
+            clipped({"x": x, "y": labels}, losses, 0.1)
+            with_it = clipped.flat.grad.double()
+            clipped({"x": others, "y": labels[:7]}, losses, 0.1)
+            assert clipped.obstacle is None
+            assert float((with_it - clipped.flat.grad.double()).norm()) <= 0.1 * (1 + 2**-9)
+
+
 def test_dropout_at_example_level_is_secret(config, dataset, tmp_path: Path) -> None:
     """Known masks would show a record's place in the batch in the gradients of all those after it."""
 

@@ -331,11 +331,13 @@ def test_autocast_bfloat16_with_norms_in_float32(outside):
     assert float(flat.grad.norm()) == pytest.approx(0.5, rel=1e-5)
 
 
-def test_a_model_in_bfloat16():
-    flat = Flat(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).bfloat16())
-    result = ClippedGradient(flat)({"x": torch.randn(4, 3).bfloat16()}, losses, 0.1)
-    assert flat.grad.dtype == torch.bfloat16 and result.norms.dtype == torch.float32
-    assert 0 < float(flat.grad.norm()) <= 4 * 0.1 * 1.01
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_in_half_precision_are_refused(dtype):
+    """Beside 2,049 records' sum, half precision has no room for one more, or gives it the room of two."""
+    with pytest.raises(UserError, match=r"'weight' is trained in torch\.b?float16.*model\.float\(\)"):
+        ClippedGradient(nn.Linear(3, 2).to(dtype))
+    frozen = nn.Sequential(nn.Linear(3, 4).to(dtype).requires_grad_(False), nn.Linear(4, 2))
+    ClippedGradient(frozen)  # what is not trained may be what it likes
 
 
 def test_parts_do_not_depend_on_what_came_before():
@@ -409,21 +411,3 @@ def test_switched_off_gradients_are_not_taken_for_zero():
     flat = Flat(nn.Linear(3, 1))
     with torch.no_grad(), pytest.raises(RuntimeError, match="switched off"):
         ClippedGradient(flat)({"x": torch.randn(4, 3)}, squared_outputs(), 1.0)
-
-
-def test_half_precision_parameters_without_a_layer_of_their_own():
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.scale
-
-    x = torch.randn(4, 3, dtype=torch.bfloat16)
-    flat = Flat(Scale())
-    result = ClippedGradient(flat)({"x": x}, lambda module, b: module(b["x"]).float().sum(1), 0.5)
-    assert result.norms.dtype == torch.float32
-    close(result.norms, x.float().norm(dim=1), 1e-5)
-    clipped = x.float() * (0.5 / x.float().norm(dim=1, keepdim=True)).clamp(max=1.0)
-    close(flat.grad.float(), clipped.sum(0), 1e-2)

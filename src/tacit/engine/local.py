@@ -17,7 +17,6 @@ from tacit.data import Batch, Records, batches
 from tacit.engine.isolation import Pristine
 from tacit.engine.settings import Local
 from tacit.gradients import ClippedGradient, batch_size, plain_gradient
-from tacit.gradients.records import in_full
 from tacit.privacy.mechanisms.example import ClientQueries
 from tacit.tasks import Task
 from tacit.vector import Flat
@@ -165,7 +164,7 @@ class PrivateGradients:
             result = self.clipped(part, task.losses, bound, scale)
             found.append((result.loss_sum / len(result.norms)).expand(len(result.norms)))
             if len(parts) > 1:
-                total = in_full(flat.grad).clone() if total is None else total.add_(flat.grad)
+                total = flat.grad.clone() if total is None else total.add_(flat.grad)
         if total is not None:
             flat.grad.copy_(total)
         return torch.cat(found)

@@ -113,9 +113,7 @@ class ClippedGradient:
         groups, bounds = _groups(self.flat, bound)
         size = batch_size(batch)
         before, draws = self._unchanged.state(), Draws()
-        self.flat.grad.zero_()
-        exact = self.flat.grad.dtype in (torch.float32, torch.float64)
-        total = self.flat.grad if exact else self.flat.grad.float()
+        total = self.flat.grad.zero_()
         norms, loss_sum, dropped = [total.new_zeros(0, len(bounds))], total.new_zeros(()), 0
         parts = list(self._parts(batch, size, losses))
         if len(parts) > 1:
@@ -140,8 +138,6 @@ class ClippedGradient:
             del forms  # before the next part needs the memory
         self._test(batch, losses)
         self._unchanged.check(before)
-        if total is not self.flat.grad:
-            self.flat.grad.copy_(total)
         all_norms = torch.cat(norms)
         return ClippedResult(
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped

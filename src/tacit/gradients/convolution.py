@@ -70,8 +70,12 @@ class Patches:
         return torch.cat([self._squares(x, grad) for x, grad in parts])
 
     def _squares(self, x: Tensor, grad: Tensor) -> Tensor:
-        pairs = (self._patch_gram(x, grad), _gram(grad, self.geometry.groups))
-        return gram_squares(*[gram.flatten(4).flatten(2, 3) for gram in pairs])
+        g = self.geometry
+        patches, grads = (
+            gram.flatten(4).flatten(2, 3) for gram in (self._patch_gram(x, grad), _gram(grad, g.groups))
+        )
+        roundings = (x.shape[1] + grad.shape[1]) // g.groups + prod(g.kernel)
+        return gram_squares(patches, grads, roundings)
 
     def _patch_gram(self, x: Tensor, grad: Tensor) -> Tensor:
         """Products of all pairs of patches: [B, groups, H, W, H, W] over output pixels."""

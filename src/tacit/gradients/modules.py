@@ -1,6 +1,7 @@
 """Layers that are known to mix records or to keep something of them: refused by name, with the fix.
 
-What is not on this list is found out by the tape, and by looking at what a pass has changed.
+Parameters whose sums would be too rough are, too. What is not on this list is found out by the tape, and by
+looking at what a pass has changed.
 
 >>> from torch import nn
 >>> refuse_modules(nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)), examples=True)
@@ -32,6 +33,13 @@ def refuse_modules(model: nn.Module, examples: bool) -> None:
         reason = _of_any_unit(part, examples) or (_of_examples(part) if examples else None)
         if reason is not None:
             raise UserError(f"model: module {name!r} ({type(part).__name__}) {reason}")
+    for name, parameter in model.named_parameters() if examples else ():
+        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
+            raise UserError(
+                f"model: parameter {name!r} is trained in {parameter.dtype}, in which rounding may change a "
+                "sum over many records by more than one record can; train it in float32 (`model.float()`), "
+                "and have only products taken in half precision (engine.precision: bf16)"
+            )
 
 
 def _of_any_unit(part: nn.Module, examples: bool) -> str | None:

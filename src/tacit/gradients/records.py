@@ -101,17 +101,15 @@ class Outer:
         if self.left.shape[1] == 1:
             left, right = (side.square().sum((1, 2)).add_(VANISHED) for side in (self.left, self.right))
             return left * right
-        total = self.left.new_zeros(len(self.left))
-        lengths = []
+        total, lengths = self.left.new_zeros(len(self.left)), []
         for start, stop in strips(self.left.shape[1]):
-            left, right = (
-                torch.bmm(side[:, start:stop], side[:, start:].transpose(1, 2))
-                for side in (self.left, self.right)
-            )
+            left, right = (products(side[:, start:stop], side[:, start:]) for side in (self.left, self.right))
             lengths.append([gram.diagonal(dim1=1, dim2=2).clone() for gram in (left, right)])
             own, behind = left.mul_(right).tensor_split((stop - start,), 2)
             total.add_(own.sum((1, 2))).add_(behind.sum((1, 2)), alpha=2.0)
-        return at_least(total, *(torch.cat(each, 1) for each in zip(*lengths, strict=True)))
+        roundings = sum(min(d, CHUNK) + d // CHUNK for d in (self.left.shape[2], self.right.shape[2]))
+        left, right = (torch.cat(each, 1) for each in zip(*lengths, strict=True))
+        return at_least(total, left, right, roundings)
 
     def add_weighted(self, factors: Tensor, out: Tensor) -> None:
         left, right = self.left, self.right
@@ -133,8 +131,10 @@ class Outer:
         return (self.left.numel() + self.right.numel()) * self.left.element_size()
 
 
-ROUNDINGS = 8
-"""Largest error of a sum of Gram matrices' products: in units of the precision, beside the terms' size."""
+ROUNDINGS = 16
+"""What adding up products of Gram matrices' elements may round at most, beside once for each token."""
+CHUNK = 1024
+"""Numbers that are multiplied and added up in one go: with more of them, rounding may hide more."""
 
 VANISHED = 2.0**-102
 """More than 2²⁴ squares add up to that are too small for float32: beside a second factor that is as large as
@@ -153,25 +153,37 @@ def strips(tokens: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def gram_squares(left: Tensor, right: Tensor) -> Tensor:
+def products(rows: Tensor, others: Tensor) -> Tensor:
+    """[B, S, d] and [B, T, d] → the products of every two tokens of a record, [B, S, T]."""
+    parts = zip(torch.split(rows, CHUNK, 2), torch.split(others, CHUNK, 2), strict=True)
+    found = [torch.bmm(left, right.transpose(1, 2)) for left, right in parts]
+    for more in found[1:]:
+        found[0].add_(more)
+    return found[0]
+
+
+def gram_squares(left: Tensor, right: Tensor, roundings: int) -> Tensor:
     """Σ_{t,s} left[…, t, s] · right[…, t, s] for each record of whole Gram matrices [B, …, T, T], which are
     scratch; an upper bound, tight but for rounding: see `at_least`.
     """
-    lengths = [side.diagonal(dim1=-2, dim2=-1).clone() for side in (left, right)]
-    return at_least(left.mul_(right).flatten(1).sum(1), *lengths)
+    lengths = (left.diagonal(dim1=-2, dim2=-1).clone(), right.diagonal(dim1=-2, dim2=-1))
+    return at_least(left.mul_(right).flatten(1).sum(1), *lengths, roundings)
 
 
-def at_least(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def at_least(total: Tensor, left: Tensor, right: Tensor, roundings: int) -> Tensor:
     """An upper bound of each record's sum of products, from what it came to (which is written to) and the
     Gram matrices' diagonals |l_t|² and |r_t|² [B, …, T].
 
     Terms of both signs may add up to nearly nothing and leave only rounding, which a record made for that
     could use to pass unclipped. Each term is at most |l_t||l_s||r_t||r_s|, so all of them together are at
-    most (Σ_t |l_t||r_t|)², and a share of that is added. Where products vanish on one side,
-    `VANISHED` × (Σ_t |r_t|)² on the other bounds what they were worth.
+    most (Σ_t |l_t||r_t|)². A sum of n products is off by n/2 units of the precision at most, in whatever
+    order it is taken; `roundings` is that n, of both matrices' elements together, and such a share of what
+    all terms may be is added. Where products vanish on one side, `VANISHED` × (Σ_t |r_t|)² on the other
+    bounds what they were worth.
     """
     sides = [side.clamp_min(0.0).sqrt_() for side in (left, right)]
-    most = (sides[0] * sides[1]).sum(-1).square().mul_(ROUNDINGS * torch.finfo(left.dtype).eps)
+    share = (roundings + left.shape[-1] + ROUNDINGS) * torch.finfo(left.dtype).eps / 2
+    most = (sides[0] * sides[1]).sum(-1).square().mul_(share)
     for side in sides:
         most.add_(side.sum(-1).square_(), alpha=VANISHED)
     return total.clamp_min_(0.0).add_(most.flatten(1).sum(1) if most.dim() > 1 else most)
