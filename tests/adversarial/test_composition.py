@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import tacit
@@ -478,3 +479,34 @@ def test_an_identity_does_not_depend_on_how_records_are_prepared() -> None:
 
     assert identity() == identity(mean=0.5, std=2.0)
     assert identity().fingerprint != identity(users=np.arange(240)).fingerprint
+
+
+class Bare:
+    """Records of one's own with just what is asked for: no `raw`."""
+
+    users = None
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        self.x, self.labels = x, y
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        return {"x": torch.from_numpy(self.x[indices]), "y": torch.from_numpy(self.labels[indices])}
+
+    def prepare(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return batch
+
+
+def test_records_of_ones_own_are_known_again_in_another_order_under_another_name() -> None:
+    """Or what was spent on them, or that nothing protected them, would be forgotten."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20_000, 4)).astype(np.float32), rng.integers(0, 2, 20_000)
+
+    def identity(name: str, x: np.ndarray, y: np.ndarray) -> Identity:
+        return identify(name, Population(Bare(x, y), np.array([0, len(y)]), np.arange(len(y))))  # type: ignore[arg-type]
+
+    before, order = identity("monday", x, y), rng.permutation(len(y))
+    assert before.overlaps(identity("tuesday", x[order], y[order]))
+    assert not before.overlaps(identity("tuesday", x + 1, y))

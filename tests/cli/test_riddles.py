@@ -193,6 +193,35 @@ def test_a_plan_of_a_config_takes_no_other_settings(command, option) -> None:
     assert "change them with --set" in one_line(command("plan", "c.yaml", *option.split()))
 
 
+def test_a_plan_says_that_a_budget_is_not_kept_and_a_run_leaves_nothing_behind(command) -> None:
+    Path("c.yaml").write_text(
+        GOOD + "privacy: {unit: client, clip: 0.2, noise: 1, delta: 1e-3, epsilon: 100}\n"
+    )
+
+    def plan(*sets: str) -> tuple[str, dict]:
+        more = [part for setting in sets for part in ("--set", setting)]
+        return command("plan", "c.yaml", *more)[1], json.loads(command("plan", "c.yaml", *more, "--json")[1])
+
+    text, found = plan()
+    assert "within the budget of 100" in text and not [w for w in found["warnings"] if "budget" in w]
+    one = plan("rounds=1")[1]["epsilon"]
+    text, found = plan("rounds=50", f"privacy.epsilon={one * 1.5}")
+    (warning,) = (w for w in found["warnings"] if "budget" in w)
+    assert "over the budget" in text and found["epsilon"] > found["budget"]
+    most = int(warning.split("room for ")[1].split()[0])
+    fits, beyond = (plan(f"rounds={rounds}")[1]["epsilon"] for rounds in (most, most + 1))
+    assert 1 <= most < 50 and fits <= one * 1.5 < beyond
+    tight = ("--set", f"privacy.epsilon={one * 0.9}")
+    assert "not even one round" in command("plan", "c.yaml", *tight, "--json")[1]
+    assert "not even one round" in one_line(command("run", "c.yaml", *tight, "--out", "run"))
+    assert not list(Path().glob("run/*")), "the same command with more noise must find its folder free"
+
+
+def test_what_is_missing_in_a_section_of_one_word_is_named(command) -> None:
+    Path("c.yaml").write_text(GOOD)
+    assert "data.partition.clients: " in one_line(command("plan", "c.yaml", "--set", "data.partition=iid"))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> None:
     from tacit.algorithms import FedAvg

@@ -179,6 +179,7 @@ def test_a_bad_row_is_named_or_skipped(row, message) -> None:
     if "both" not in message:
         data = tacit.dataset(rows, on_bad="skip", **ask)
         assert len(data.train) == 59 and "1 bad rows left out" in data.origin
+        assert data.left_out in data.origin and "on_bad" not in data.left_out, "that is what was done"
 
 
 @pytest.mark.parametrize("value", [1e60, -1e39, float("inf")])
@@ -198,6 +199,8 @@ def test_no_number_becomes_infinite_on_its_way_to_float32(value: float) -> None:
         (lambda n: n, "'y' has 54 different values in 54 training records, which are no classes"),
         (lambda n: "yes", "'y' is 'yes' in every training record, so there is nothing to learn"),
         (lambda n: ("no", "yes", " yes")[n % 3], "' yes' and 'yes', which differ in spaces alone"),
+        (lambda n: ["a", "b"][: n % 3], "holds a list .*, which is no class; set task: multi-label"),
+        (lambda n: f"{n % 5}.5", r"holds 0\.5 .*, which is no class; set task: regression"),  # as csv has it
     ],
 )
 def test_a_label_that_cannot_be_one_is_named(labels, message) -> None:
@@ -209,6 +212,25 @@ def test_a_label_that_cannot_be_one_is_named(labels, message) -> None:
 def test_classes_that_are_named_may_all_but_one_be_missing() -> None:
     rows = [{"age": n, "y": "yes"} for n in range(60)]
     assert tacit.dataset(rows, features=["age"], label="y", classes=["no", "yes"]).classes == 2
+
+
+def test_several_labels_are_a_list_and_no_text() -> None:
+    rows = [{"age": n, "y": "a|b" if n % 2 else "a"} for n in range(60)]
+    with pytest.raises(tacit.UserError, match=r"'y' holds 'a' .*multi-label takes a list of classes"):
+        tacit.dataset(rows, features=["age"], label="y", task="multi-label")
+
+
+def test_who_runs_on_fewer_rows_is_told(config, capsys) -> None:
+    rows = [{**r, "age": None} if n == 7 else r for n, r in enumerate(ROWS)]
+    data = tacit.dataset(rows, features=["age"], label="job", user="who", test=ROWS, on_bad="skip")
+    told: list[str] = []
+
+    class Listens(tacit.Tracker):
+        def start(self, round, rounds, facts):
+            told.extend(facts["notes"])
+
+    tacit.run(config(rounds=1), "run", dataset=data, trackers=[Listens()])
+    assert any("1 bad rows left out" in note for note in told)
 
 
 def test_a_class_that_was_never_trained_is_named() -> None:

@@ -15,6 +15,7 @@ from tacit.errors import UserError
 from tacit.privacy import ClientLevel, FixedSize, LayeredNoise, Mechanism, Poisson, Sampler, Workload
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.events import Spend
+from tacit.privacy.mechanisms.base import NO_ROUND_FITS
 from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.privacy.tuning import tuned_epsilon
 
@@ -101,8 +102,17 @@ class RunPlan:
             "simulation": mechanism.simulated,
             "metrics": _metrics_cost(mechanism, workload, rounds),
             "tuned": None if self._trials is None else _tuned(spends, mechanism.delta, self._trials),
-            "warnings": mechanism.warnings(workload),
+            "warnings": [*self._over_budget(workload, cost.value), *mechanism.warnings(workload)],
         }
+
+    def _over_budget(self, workload: Workload, cost: float) -> list[str]:
+        """What a run does whose noise is given and not enough for all of its rounds."""
+        mechanism, rounds = self._mechanism, self._config.rounds
+        if mechanism.epsilon is None or cost <= mechanism.epsilon:
+            return []
+        fits = mechanism.most_rounds(workload, rounds)
+        room = f"the budget has room for {fits:,} of {rounds:,} rounds, and the run ends there"
+        return [room if fits else NO_ROUND_FITS]
 
     @cached_property
     def signal(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch import nn
@@ -42,6 +43,7 @@ from tacit.federation.start import MODEL, save_weights
 from tacit.federation.trackers import open_tracker
 from tacit.optimizers.server import OptimizerFactory
 from tacit.privacy import Charge, Sampler
+from tacit.privacy.mechanisms.base import NO_ROUND_FITS
 from tacit.privacy.sampling import refuse_no_sampler
 from tacit.report.compare import read_run, rows
 from tacit.report.page import PAGE, write_page
@@ -123,7 +125,8 @@ def run(
             refuse_odd(dataset, config.task.name if config.task is not None else dataset.task)
         if (folder / CONFIG).exists():
             raise UserError(
-                f"{folder} already holds a run; `tacit resume {folder}` goes on with it, or choose another"
+                f"{folder} already holds a run; `tacit resume {quote(str(folder))}` goes on with it, or "
+                "choose another"
             )
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         passed = describe(**given, optimizer=optimizer, sampling=sampling)
@@ -140,10 +143,13 @@ def run(
         if "model" in passed:
             refuse_mismatch(job.model, job.task, dataset)
         refuse_no_train_loss(job)
+        if config.privacy is not None and config.privacy.noise is not None:
+            _refuse_no_round(job)
         config = resolved(config, job)
         data = identify(config.data.name, job.population, job.public)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
+        federation.note(dataset.left_out)
         try:
             write_lineage(folder, data, ancestors)
             write_passed(folder, passed)
@@ -228,6 +234,15 @@ def resume(
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         return _saved(config, federation.run())
+
+
+def _refuse_no_round(job: Job) -> None:
+    """Noise that was given, and is not enough for one round, is told before there is a run; what single
+    records pay depends on whose they are and who is drawn.
+    """
+    mechanism = job.privacy
+    if mechanism is not None and mechanism.unit == "client" and not mechanism.most_rounds(job.workload, 1):
+        raise UserError(NO_ROUND_FITS)
 
 
 def _refuse_trained_since(folder: Path, model: nn.Module | None, ancestors: Sequence[Ancestor]) -> None:

@@ -26,7 +26,10 @@ def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float |
     found, rows = plan.costs, _rows()
     whom = "whole clients" if found["unit"] == "client" else "single records"
     simulated = " (a simulation: nothing is claimed)" if found["simulation"] else ""
-    budget = "" if found["budget"] is None else f", within the budget of {found['budget']:g}"
+    budget = ""
+    if found["budget"] is not None:
+        where = "within" if found["epsilon"] <= found["budget"] else "over"
+        budget = f", {where} the budget of {found['budget']:g}"
     rows.add_row("ε", f"[bold]{rounded_up(found['epsilon'])}[/bold] for {whom}{budget}{simulated}")
     rows.add_row("δ", f"{found['delta']:g}")
     worth = "" if found["worth"] is None else f"; by layer, worth {found['worth']:.4g} everywhere"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -182,7 +183,9 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
             summary["traffic"] = moved.to_json()
         print_json(summary)
     elif not result.finished:
-        console.print(f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {result.path}")
+        console.print(
+            f"Stopped after round {last.get('round', 0)}. Go on with: tacit resume {quote(str(result.path))}"
+        )
     if not result.finished:
         raise typer.Exit(INTERRUPTED)  # so that a script does not take it for a finished run
     # Where private metrics are told instead, how many clients took part is not.
@@ -214,7 +217,9 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
             console.print(f"Mind: {text}.", style="yellow", markup=False)
         for line in api.extrapolations(result.path):
             console.print(line, style="dim", markup=False)
-        console.print(f"The whole statement: tacit statement {result.path}", style="dim", markup=False)
+        console.print(
+            f"The whole statement: tacit statement {quote(str(result.path))}", style="dim", markup=False
+        )
     if moved is not None:
         console.print(moved.text(), style="dim")
     if (result.path / PAGE).exists():

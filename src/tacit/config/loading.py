@@ -280,6 +280,8 @@ def _explain(
     # A key that is missing was often misspelt: that it is unknown says more.
     first = next((problem for problem in problems if problem["type"] in UNKNOWN), problems[0])
     key = _visible(first["loc"], values)
+    if first["type"] == "missing" and key[-1:] != first["loc"][-1:]:
+        key = (*key, first["loc"][-1])  # of a section that was written as one word
     dotted = _dotted(key)
     from_flag = any(
         dotted == o or dotted.startswith(o + ".") or o.startswith(dotted + ".") for o in overridden

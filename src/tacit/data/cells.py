@@ -19,7 +19,7 @@ from tacit.data.columns import Columns, Meaning
 from tacit.errors import UserError
 
 LARGEST = float(np.finfo(np.float32).max)
-SKIP = "leave such rows out (on_bad: skip)"
+SKIP = "leave such rows out (data.on_bad: skip)"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
             raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
         return Coding(len(meaning.classes) or most)
     known: set[Any] = set()
+    if meaning.task == "multi-label" and isinstance(values[0], str):
+        raise UserError(
+            f"label: column {meaning.label!r} holds {values[0]!r} ({columns.where(0)}), and multi-label "
+            "takes a list of classes, or of zeros and ones, in each row; parquet and json files have such"
+        )
     if meaning.task == "multi-label" and np.ndim(values[0]) == 1 and not isinstance(values[0][0:1], str):
         if all(len(row) == len(values[0]) and set(np.unique(row).tolist()) <= {0, 1} for row in values):
             return Coding(len(values[0]))
@@ -61,6 +66,13 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
     else:
         for row, value in enumerate(values):
             plain = _plain(value)
+            if isinstance(plain, (list, tuple, set, dict, np.ndarray)):
+                raise UserError(
+                    f"label: column {meaning.label!r} holds a list ({columns.where(row)}), which is no "
+                    "class; set task: multi-label, or token-classification for the classes of words"
+                )
+            if not meaning.classes and isinstance(plain, str):
+                plain = _decimal(plain)
             if isinstance(plain, float) and not plain.is_integer() and not math.isnan(plain):
                 raise UserError(
                     f"label: column {meaning.label!r} holds {plain:g} ({columns.where(row)}), which is no "
@@ -119,6 +131,14 @@ def _plain(value: Any) -> Any:
         if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim)
         else value
     )
+
+
+def _decimal(text: str) -> Any:
+    """A number that a file of text holds, if it is one with decimals: those are no classes."""
+    try:
+        return text if float(text).is_integer() else float(text)
+    except (ValueError, OverflowError):
+        return text
 
 
 def _missing(value: Any) -> bool:

@@ -63,6 +63,8 @@ class Dataset:
     """What the classes are called, where that is known; one for each."""
     tokens: tuple[str, ...] = ()
     """What the classes stand for where they spell a text (speech): one string for each."""
+    left_out: str = ""
+    """What was left out as it was read (`on_bad: skip`), in a few words."""
 
 
 class Pictures(NamedTuple):

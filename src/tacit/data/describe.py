@@ -11,6 +11,7 @@ Only the clients that are shown are looked at, so ten million of them are descri
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,9 @@ def split_picture(
     # Under its final name only when complete, so that no reader sees half a picture.
     scratch = Path(f"{path}.part")
     try:
-        figure.savefig(scratch, format="png", dpi=130)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # names in scripts that the font lacks become boxes
+            figure.savefig(scratch, format="png", dpi=130)
         scratch.replace(path)
     except OSError as error:
         raise UserError(

@@ -207,7 +207,8 @@ def _from_files(source: Source, user: str | None, scratch: str) -> Any:
         return datasets.load_dataset(kind, **place, **as_text, cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
         what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
-        raise UserError(f"{where} cannot be read as {what} ({first_line(error)})") from None
+        why = "there is no record in it" if isinstance(error, StopIteration) else first_line(error)
+        raise UserError(f"{where} cannot be read as {what} ({why})") from None
     finally:
         if not hidden:
             datasets.enable_progress_bars()

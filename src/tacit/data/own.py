@@ -161,12 +161,15 @@ def from_columns(
     test_records, test_shape = _records(test, meaning, coding, bad)
     if shape != test_shape:
         raise UserError(f"{name}: records have shape {shape} in training and {test_shape} in testing")
+    left_out = ""
     if bad:
-        origin = f"{origin}; {len(bad):,} bad rows left out, the first: {bad[0]}"
+        first = bad[0].partition(";")[0]  # behind it stands what to do about such rows
+        left_out = f"{len(bad):,} bad rows left out, the first: {first}"
+        origin = f"{origin}; {left_out}"
     classes = 0 if meaning.task == "language" else coding.outputs
     return Dataset(
         name, train_records, test_records, classes, shape, licence, origin, meaning.task, meaning.tokenizer,
-        label_names=coding.names, tokens=coding.tokens,
+        label_names=coding.names, tokens=coding.tokens, left_out=left_out,
     )  # fmt: skip
 
 
@@ -240,7 +243,8 @@ def _arrays(
         if given is not None and np.size(given) not in (1, shape[0]):
             what = "channels" if meaning.image else "features"
             raise UserError(
-                f"{name}: {np.size(given)} numbers for {shape[0]} {what}; give one, or one for each"
+                f"{name} (data.normalise): {np.size(given)} numbers for {shape[0]} {what}; give one, or one "
+                "for each"
             )
     kinds = {"classification": np.int64, "token-classification": np.int64}
     y = np.asarray(ys, kinds.get(meaning.task, np.float32))

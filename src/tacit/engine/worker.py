@@ -141,9 +141,15 @@ class Worker:
             compute=self.compute,
         )
         try:
-            sent, state = job.algorithm.client(
+            answer = job.algorithm.client(
                 message, self.compute.vectors(job.states.load(client, participant.state)), work
             )
+            if not isinstance(answer, tuple) or len(answer) != 2:
+                raise TypeError(
+                    f"{type(job.algorithm).__name__}.client returned a {type(answer).__name__}; return two "
+                    "dictionaries, of what is sent and of what the client keeps"
+                )
+            sent, state = answer
             shown.refuse_if_written()
             if state and not job.algorithm.keeps_state and job.privacy and job.privacy.forgetful_clients:
                 raise UserError(

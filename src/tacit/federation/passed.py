@@ -126,6 +126,7 @@ def refuse_others(folder: Path, given: Mapping[str, Any], verb: str = "resume") 
     if known is None:
         return
     now = describe(**given)
+    objects = ", ".join(f"{role}={_written(role, known[role])}" for role in given if role in known)
     for role in given:
         was, has = known.get(role), now.get(role)
         if was is None and has is not None and verb == "resume":
@@ -135,7 +136,7 @@ def refuse_others(folder: Path, given: Mapping[str, Any], verb: str = "resume") 
         if was is not None and has is None:
             raise UserError(
                 f"{folder}: this run was given its {role} as an object, {was.text()} of {_module(was)}; give "
-                f"it again from Python: tacit.{verb}({_first(folder, verb)}, {role}={_written(role, was)})"
+                f"it again from Python: tacit.{verb}({_first(folder, verb)}, {objects})"
             )
         if was is None or has is None or replace(was, weights=None) == replace(has, weights=None):
             continue

@@ -44,6 +44,7 @@ from tacit.privacy import (
     Unprotected,
     refuse_weights,
 )
+from tacit.privacy.mechanisms.base import NO_ROUND_FITS
 
 SPLIT_USERS = (
     "the data's users have records at several clients: a client is protected, and not all that a user has; "
@@ -93,6 +94,10 @@ class Federation:
         if claims and job.population.splits_users:
             self._notes.append(SPLIT_USERS)
             self.spending.remarks += [SPLIT_USERS] if SPLIT_USERS not in self.spending.remarks else []
+
+    def note(self, said: str) -> None:
+        """Something for a person to hear of when the run begins."""
+        self._notes += [said] if said else []
 
     def run(self) -> Result:
         """Train to the last round; stop early, saved, when asked to (Ctrl-C or SIGTERM)."""
@@ -185,10 +190,7 @@ class Federation:
         outcome = run_round(server, self.mechanism, self.spending, engine, self._progress)
         if outcome is None:
             if server.round == 0:
-                raise UserError(
-                    "privacy.epsilon: not even one round fits into the budget; "
-                    "raise the noise or the budget (`tacit plan --help` shows how)"
-                )
+                raise UserError(NO_ROUND_FITS)
             self.stopped = "the next round would exceed the privacy budget"
             return False
         record = record_of(server, outcome) | self.spending.facts(final=server.round == last)

@@ -78,6 +78,6 @@ def _builder(name: str) -> Callable[..., nn.Module]:
     key = name.lower().replace("-", "_")
     if key not in MODELS:
         near = get_close_matches(key, MODELS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown model {name!r}; {hint}(known: {', '.join(MODELS)})")
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"unknown model {name!r}{hint} (known: {', '.join(MODELS)})")
     return MODELS[key]

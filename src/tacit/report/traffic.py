@@ -33,9 +33,12 @@ class Traffic:
         return self.trained / self.parameters
 
     def text(self) -> str:
-        unit, size = ("MB", 1e6) if self.down + self.up >= 1e5 else ("kB", 1e3)
-        down, up = self.down / size, self.up / size
-        moves = f"A client's round moves {down + up:.1f} {unit} ({down:.1f} down, {up:.1f} up)"
+        whole = self.down + self.up
+        unit, size, digits = (
+            ("MB", 1e6, 1) if whole >= 1e5 else ("kB", 1e3, 1) if whole >= 1e3 else ("bytes", 1, 0)
+        )
+        total, down, up = (f"{part / size:.{digits}f}" for part in (whole, self.down, self.up))
+        moves = f"A client's round moves {total} {unit} ({down} down, {up} up)"
         if self.trained == self.parameters:
             return f"{moves}."
         return f"{moves}: {100 * self.share:.2g} % of what the whole model would take."

@@ -8,12 +8,13 @@ error names the fix.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from tacit.errors import UserError
-from tacit.privacy.accountants import check_delta
+from tacit.privacy.accountants import check_delta, epsilon
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.calibration import solve_noise
 from tacit.privacy.clipping import Clip
@@ -31,6 +32,7 @@ __all__ = [
     "COHORT",
     "METRICS",
     "NOT_COVERED",
+    "NO_ROUND_FITS",
     "QUANTILE",
     "RELEASE",
     "Aggregation",
@@ -45,6 +47,7 @@ __all__ = [
 
 COHORT, RELEASE, QUANTILE, METRICS = 1, 2, 3, 4
 """Purposes of named bits in a simulation."""
+NO_ROUND_FITS = "privacy.epsilon: not even one round fits into the budget; raise the noise or the budget"
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,21 @@ class Mechanism(Aggregation):
         assert self.epsilon is not None
         noise = solve_noise(lambda z: self.planned(workload, rounds, z), self.epsilon, self.delta)
         return replace(self, noise=noise)
+
+    def most_rounds(self, workload: Workload, rounds: int) -> int:
+        """As many rounds as the budget has room for, `rounds` at most.
+
+        Args:
+            workload: what of the run decides its cost.
+            rounds: how many are to be run.
+        """
+
+        def exceeds(count: int) -> bool:
+            assert self.epsilon is not None
+            spends = self.planned(workload, count, self.noise)
+            return any(epsilon(spend, self.delta).value > self.epsilon for spend in spends)
+
+        return rounds if self.epsilon is None else bisect_left(range(1, rounds + 1), True, key=exceeds)
 
     def group_epsilon(self, spent: Profile, size: int) -> float:
         """ε for several units together.
