@@ -114,6 +114,29 @@ def test_so_much_noise_that_it_cannot_be_sampled_is_refused() -> None:
         client(noise=1e-4, noise_at="clients").bounding({}, {"delta": 8}, LAYOUT, 1000)
 
 
+def test_what_a_client_counts_for_itself() -> None:
+    """It knows that it takes part, so its own cost is never that of a sampled one."""
+    always = PoissonGaussian(1.0, 1.0)
+    for mechanism in (client(), client(deployed=True), client(sampling=FixedSize(100)), adaptive()):
+        assert mechanism.cost_to(3, CROWD).event == always
+    secure = SecureSum(**SETTINGS, threshold=0.75, colluding=0.12)
+    assert secure.cost_to(3, CROWD).event == PoissonGaussian(1.0, math.sqrt(1 - 0.12 / 0.75))
+    crowd = records(40, 100)
+    for number in (0, 1):
+        (charged,) = example().charge(0, np.array([number]), crowd).parts
+        own = example().cost_to(number, crowd)
+        assert (own.event, own.steps) == (charged.event, charged.steps) and charged.clients == (number,)
+
+    class Otherwise(ClientLevel):
+        kind = "otherwise"
+
+        def costliest(self, workload: Workload) -> Any:
+            raise NotImplementedError
+
+    with pytest.raises(UserError, match="cannot count the cost of otherwise noise"):
+        Otherwise(**SETTINGS).cost_to(3, CROWD)
+
+
 def test_weights_by_examples_are_refused_at_client_level() -> None:
     with pytest.raises(UserError, match="weights: uniform"):
         refuse_weights(True, "client")

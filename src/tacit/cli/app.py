@@ -27,7 +27,7 @@ from tacit.cli.server import server
 from tacit.cli.statement import statement
 from tacit.cli.test import test
 from tacit.cli.verify import verify
-from tacit.errors import UserError
+from tacit.errors import ClientError, UserError
 
 LONGEST = 1200
 """Characters of an error that a person is told."""
@@ -109,11 +109,7 @@ def main() -> None:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         _refuse(f"{place}{error.strerror or error}; what was saved before is there")
-    except RuntimeError as error:
-        if (
-            type(error).__name__ != "ClientError"
-        ):  # its room is not imported for commands that train no client
-            raise
+    except ClientError as error:
         _refuse(str(error).splitlines()[0])
     sys.exit(code)
 

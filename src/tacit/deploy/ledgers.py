@@ -36,18 +36,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from tacit import system
 from tacit.data.identity import Identity
 from tacit.deploy.policy import Allow, NotAllowed
 from tacit.errors import UserError
 from tacit.federation.files import sealed, unsealed, write_atomically
 from tacit.privacy import (
-    AdaptiveClip,
     Charge,
-    ClientLevel,
-    ExampleLevel,
     Header,
     Ledger,
     Mechanism,
@@ -72,18 +67,7 @@ class OverBudget(UserError):
 
 def own_cost(mechanism: Mechanism | None, workload: Workload, client: int) -> Part:
     """What one round costs a client that takes part in it."""
-    if mechanism is None:
-        return UNPROTECTED
-    if isinstance(mechanism, ExampleLevel):
-        (part,) = mechanism.charge(0, np.array([client]), workload).parts
-        return replace(part, clients=None)
-    if isinstance(mechanism, Correlated):
-        return mechanism.whole(workload)
-    if isinstance(mechanism, SecureSum):
-        return Part(PoissonGaussian(1.0, mechanism.seen_noise))
-    if type(mechanism) not in (ClientLevel, AdaptiveClip):
-        raise UserError(f"a client cannot count the cost of {mechanism.kind} noise by itself yet")
-    return Part(PoissonGaussian(1.0, mechanism.noise))
+    return UNPROTECTED if mechanism is None else mechanism.cost_to(client, workload)
 
 
 def due_parts(

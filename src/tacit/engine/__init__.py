@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tacit.engine.inprocess import InProcess
     from tacit.engine.pool import Pool
     from tacit.engine.states import ClientStates, DirectoryStates
-    from tacit.engine.worker import ClientError, Job, Worker
+    from tacit.engine.worker import Job, Worker
+    from tacit.errors import ClientError
 
 ENGINES: dict[str, type[Section]] = {
     "auto": AutoSettings,
@@ -52,7 +53,8 @@ __getattr__, __dir__ = lazily(
         "tacit.engine.inprocess": "InProcess",
         "tacit.engine.pool": "Pool",
         "tacit.engine.states": "ClientStates DirectoryStates",
-        "tacit.engine.worker": "ClientError Job Worker",
+        "tacit.engine.worker": "Job Worker",
+        "tacit.errors": "ClientError",
     },
     *__all__,
 )

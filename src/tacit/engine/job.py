@@ -25,10 +25,6 @@ TEST_CHUNK = 2000
 """Records of the test set in one evaluation task; fixed, so sums do not depend on the engine."""
 
 
-class ClientError(RuntimeError):
-    """Code of the model, the data or the algorithm failed on a client; says which one and where."""
-
-
 @dataclass(frozen=True)
 class Job:
     """All that a worker needs to train as any client of a run; sent once, when the worker starts."""

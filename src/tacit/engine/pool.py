@@ -40,8 +40,8 @@ from tacit.engine.contract import Order, Participant, Progress, Replay, Report, 
 from tacit.engine.device import HOST, Compute
 from tacit.engine.fork_server import SUPPORTED, Forked, ForkServer
 from tacit.engine.shared import Place
-from tacit.engine.worker import ClientError, Job
-from tacit.errors import UserError
+from tacit.engine.worker import Job
+from tacit.errors import ClientError, UserError
 from tacit.system import starts_workers
 from tacit.vector import Vectors
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from tacit.engine import shared
 from tacit.engine.device import Compute
 from tacit.engine.guard import Shown
-from tacit.engine.worker import ClientError, Worker
-from tacit.errors import UserError
+from tacit.engine.worker import Worker
+from tacit.errors import ClientError, UserError
 from tacit.vector import Vectors
 
 BEAT = 1.0

@@ -50,8 +50,8 @@ from tacit.engine.ray_settings import Patience, RaySettings
 from tacit.engine.ray_worker import AVX2, Arrays, Carried, RayWorker
 from tacit.engine.states import NONE, DirectoryStates
 from tacit.engine.url_states import UrlStates
-from tacit.engine.worker import ClientError, Job
-from tacit.errors import UserError
+from tacit.engine.worker import Job
+from tacit.errors import ClientError, UserError
 from tacit.system import cores
 from tacit.vector import Vectors
 

@@ -28,8 +28,8 @@ from tacit.engine.contract import Order, Participant, Tune
 from tacit.engine.device import DeviceSettings
 from tacit.engine.guard import Shown
 from tacit.engine.states import NONE
-from tacit.engine.worker import ClientError, Worker
-from tacit.errors import UserError
+from tacit.engine.worker import Worker
+from tacit.errors import ClientError, UserError
 from tacit.vector import Vectors
 
 Arrays = dict[str, NDArray[Any]]

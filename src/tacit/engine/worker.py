@@ -30,19 +30,18 @@ from tacit.engine.csprng import SecretPlaces, csprng, own_generators, refresh_ge
 from tacit.engine.device import HOST, Compute
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine
-from tacit.engine.job import TEST_CHUNK, ClientError, Job, add_sums
+from tacit.engine.job import TEST_CHUNK, Job, add_sums
 from tacit.engine.local import Gradients, PlainGradients, PrivateGradients, nothing
 from tacit.engine.settings import Local
 from tacit.engine.states import version
 from tacit.engine.work import LocalWork, mean_loss
-from tacit.errors import UserError
+from tacit.errors import ClientError, UserError
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
 from tacit.privacy import ExampleLevel, SecureSum
 from tacit.vector import Flat, Vectors
 
 __all__ = [
-    "ClientError",
     "Job",
     "Worker",
     "add_sums",

@@ -183,6 +183,18 @@ class Mechanism(Aggregation):
         """
         raise NotImplementedError
 
+    def cost_to(self, client: int, workload: Workload) -> Part:
+        """What a round costs a client that takes part in it, as it counts for itself.
+
+        Args:
+            client: which one.
+            workload: what of the run decides its cost.
+
+        Raises:
+            UserError: a client cannot tell by itself.
+        """
+        raise UserError(f"a client cannot count the cost of {self.kind} noise by itself yet")
+
     def header(self, workload: Workload, data: str) -> Header:
         """The first line of the run's ledger.
 

@@ -97,6 +97,12 @@ class ClientLevel(Mechanism):
     def costliest(self, workload: Workload) -> Part:
         return Part(round_event(self.sampling, workload.population, self.noise))
 
+    def cost_to(self, client: int, workload: Workload) -> Part:
+        """A client knows that it takes part, so nothing is gained by sampling."""
+        if type(self).costliest is not ClientLevel.costliest:  # who accounts otherwise must do so here, too
+            return super().cost_to(client, workload)
+        return Part(PoissonGaussian(1.0, self.noise if self.seen_noise is None else self.seen_noise))
+
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
         return [{round_event(self.sampling, workload.population, noise): rounds}]
 
@@ -236,16 +242,25 @@ class ClientLevel(Mechanism):
             f"with the update they cost what noise {self.noise:g} would."
         )
 
+    @property
+    def seen_noise(self) -> float | None:
+        """The multiplier of the noise between a client and somebody who knows that it takes part; None where
+        nobody does.
+        """
+        return self.noise if self.deployed else None
+
     def seen_header(self, data: str) -> Header | None:
-        if not self.deployed:
+        if self.seen_noise is None:
             return None
-        return Header(self.unit, self.delta, Part(PoissonGaussian(1.0, self.noise)), data, self.simulated)
+        return Header(
+            self.unit, self.delta, Part(PoissonGaussian(1.0, self.seen_noise)), data, self.simulated
+        )
 
     def seen_by_server(self, round: int, cohort: Ids) -> Charge | None:
         """What a round costs those who take part in it, against somebody who knows that they do."""
-        if not self.deployed:
+        if self.seen_noise is None:
             return None
-        event = PoissonGaussian(1.0, self.noise)
+        event = PoissonGaussian(1.0, self.seen_noise)
         return Charge(round, (Part(event, 1, tuple(int(client) for client in cohort)),))
 
     def against_server(self, epsilon: float | None) -> Observer | None:

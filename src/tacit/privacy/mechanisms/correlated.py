@@ -116,8 +116,8 @@ class Correlated(ClientLevel):
 
     # --- what it costs ----------------------------------------------------------------------------------
 
-    def whole(self, workload: Workload) -> Part:
-        """What all rounds of the run cost a client that is never asked before its turn."""
+    def cost_to(self, client: int, workload: Workload) -> Part:
+        """All rounds of the run together, of a client that is never asked before its turn."""
         ((event, _),) = self.planned(workload, self.rounds, self.noise)[0].items()
         return Part(event)
 
@@ -235,11 +235,9 @@ class Correlated(ClientLevel):
 
     # --- what a person is told --------------------------------------------------------------------------
 
-    def seen_header(self, data: str) -> None:
+    @property
+    def seen_noise(self) -> None:
         """Nothing is counted on sampling, so whoever knows who took part learns no more."""
-        return
-
-    def seen_by_server(self, round: int, cohort: Ids) -> None:
         return
 
     def against_server(self, epsilon: float | None) -> None:

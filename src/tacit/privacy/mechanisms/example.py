@@ -129,6 +129,10 @@ class ExampleLevel(Mechanism):
         smallest, largest = int(workload.sizes.min()), int(workload.sizes.max())
         return Part(self._step(smallest, workload, self.noise), workload.steps(largest))
 
+    def cost_to(self, client: int, workload: Workload) -> Part:
+        records = int(workload.sizes[client])
+        return Part(self._step(records, workload, self.noise), workload.steps(records))
+
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
         times = np.zeros(workload.population, np.int64)
         for round in range(rounds):

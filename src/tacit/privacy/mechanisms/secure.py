@@ -35,11 +35,8 @@ from fractions import Fraction
 from typing import ClassVar
 
 from tacit.errors import UserError
-from tacit.privacy.bits import Ids
 from tacit.privacy.bounding import Bounding
-from tacit.privacy.events import PoissonGaussian
 from tacit.privacy.gaussian import add_rounded_gaussian_
-from tacit.privacy.ledger import Charge, Header, Part
 from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, Observer, State, Workload
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.shares import LEAST_SHARE
@@ -105,16 +102,6 @@ class SecureSum(ClientLevel):
     def seen_noise(self) -> float:
         """The noise multiplier that holds against the server and its colluders."""
         return self.noise * math.sqrt(max(0.0, 1 - self.colluding / self.threshold))
-
-    def seen_by_server(self, round: int, cohort: Ids) -> Charge:
-        """What the round costs those who take part in it, against the server."""
-        event = PoissonGaussian(1.0, self.seen_noise)
-        return Charge(round, (Part(event, 1, tuple(int(client) for client in cohort)),))
-
-    def seen_header(self, data: str) -> Header:
-        """The first line of the ledger that counts what the server saw."""
-        costliest = Part(PoissonGaussian(1.0, self.seen_noise))
-        return Header(self.unit, self.delta, costliest, data, self.simulated)
 
     # --- noise ------------------------------------------------------------------------------------------
 
