@@ -20,7 +20,7 @@ from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
 from tacit.report import compare
 from tacit.sweeps import sweep
-from tacit.sweeps.schedule import run_point
+from tacit.sweeps.schedule import SweepWatch, run_point, run_sweep
 
 SWEEP = GOOD.replace("alpha: 0.5}", "alpha: 0.5}\n  validation: 0.2\n  holdout: 0.1") + (
     "name: mini\n"
@@ -362,3 +362,26 @@ def test_a_run_of_a_sweep_keeps_its_engines_settings(tmp_path: Path) -> None:
     assert run_point(plain, {"rounds": 1}, str(tmp_path / "run"))
     engine = recorded_config(tmp_path / "run").engine.model_dump()
     assert engine.items() >= {"kind": "auto", "workers": 0, "threads": 2, "precision": "bf16"}.items()
+
+
+class Slow(SweepWatch):
+    """Looks up only when whatever was under way is done: a machine that is busy with other things."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._seen = folder, 0
+
+    def progress(self, runs: int, rounds: int) -> None:
+        for _ in range(600):
+            if len(list(self._folder.glob("*/finished"))) > self._seen:
+                break
+            time.sleep(0.1)
+        self._seen = len(list(self._folder.glob("*/finished")))
+        time.sleep(0.5)
+
+
+def test_a_sweep_is_run_to_its_end_however_seldom_it_is_looked_after(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(GOOD + "sweep: {seed: [0, 1, 2]}\n")
+    read = read_sweep(tmp_path / "s.yaml", {})
+    assert read is not None
+    tasks = run_sweep(read, tmp_path / "runs", jobs=1, watch=Slow(tmp_path / "runs"))
+    assert [task.finished() for task in tasks] == [True] * 3

@@ -180,11 +180,11 @@ def _run_all(sweep: Sweep, tasks: Sequence[SweepRun], watch: SweepWatch, title: 
     try:
         with _deaf():  # processes started here inherit it; `run_point` listens while a run goes on
             feed()
-        while not all(future.done() for future in futures.values()):
+        while waiting or not all(future.done() for future in futures.values()):
             time.sleep(0.2)
-            # What fails one run (data that is missing, say) would fail the others too.
-            if not any(map(_interrupted, futures.values())) and not any(map(_failed, futures.values())):
-                feed()
+            if any(map(_interrupted, futures.values())) or any(map(_failed, futures.values())):
+                waiting.clear()  # what fails one run (data that is missing, say) would fail the others too
+            feed()
             watch.progress(sum(task.finished() for task in tasks), sum(task.rounds_done() for task in tasks))
     except BrokenProcessPool:
         pass  # the futures say which run it was
