@@ -86,7 +86,7 @@ def test_a_resume_with_another_algorithm_is_refused_with_what_to_pass(config, da
     tacit.run(config(rounds=1), "run", dataset=dataset, algorithm=Mine(pull=0.25))
     again = {"dataset": dataset}
     for other, message in (
-        (None, r"tacit\.resume\('run', algorithm=Mine\(.*pull=0.25\)\)"),
+        (None, r"tacit\.resume\('run', dataset=.*, algorithm=Mine\(.*pull=0.25\)\)"),
         (Mine(pull=0.5), r"was Mine\(.*pull=0.25\).*this is Mine\(.*pull=0.5\)"),
         (FedProx(mu=1.0), r"this is FedProx\(.*mu=1.0\)"),
     ):

@@ -520,7 +520,9 @@ def test_a_model_of_ones_own_is_exported_with_a_card(config, dataset) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
     privacy = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
     result = tacit.run(config(rounds=1, privacy=privacy), "run", model=model, dataset=dataset)
-    with pytest.raises(tacit.UserError, match=r"tacit\.export\('run', DIR, model=Sequential\(\)\)"):
+    with pytest.raises(
+        tacit.UserError, match=r"tacit\.export\('run', DIR, model=Sequential\(\), dataset=Dataset\("
+    ):
         tacit.export("run", "out", dataset=dataset)
     tacit.export("run", "out", model=model, dataset=dataset)
     saved = load_file("out/model.safetensors")

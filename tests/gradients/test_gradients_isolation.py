@@ -230,11 +230,28 @@ class Renorming(nn.Module):
         return F.embedding(x, self.table, max_norm=0.1)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [Renorming(), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))],
-    ids=["max_norm", "spectral"],
-)
+class Iterating(nn.Module):
+    """A spectral norm of one's own, whose power iteration goes on with every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("u", torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            weight = self.linear.weight
+            self.u.copy_(F.normalize(weight @ (weight.t() @ self.u), dim=0))
+        return self.linear(x) / 2.0
+
+
+@pytest.mark.parametrize("layer", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_spectral_norms_are_refused_by_name(layer):
+    with pytest.raises(UserError, match="divides by a spectral norm"):
+        ClippedGradient(nn.Sequential(layer(nn.Linear(4, 3))))
+
+
+@pytest.mark.parametrize("model", [Renorming(), Iterating()], ids=["max_norm", "spectral"])
 def test_what_writes_to_the_model_is_refused_by_name(model):
     batch = {"x": torch.randint(0, 5, (4, 3)) if isinstance(model, Renorming) else torch.randn(4, 4)}
     with pytest.raises(UserError, match=r"of the model changes as records pass"):

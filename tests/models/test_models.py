@@ -180,7 +180,7 @@ def test_dropout_acts_in_training_only() -> None:
     ("name", "shape", "options", "message"),
     [
         ("resnet-81", (3, 32, 32), {}, "did you mean 'resnet18'"),
-        ("zzz", (3, 32, 32), {}, r"unknown model 'zzz'; \(known: cnn"),
+        ("zzz", (3, 32, 32), {}, r"unknown model 'zzz' \(known: cnn"),
         ("cnn", (3, 32, 32), {"depth": 3}, "no option 'depth'; its options are: none"),
         ("resnet18", (3, 32, 32), {"nrm": 1}, "norm='group', stem='3x3', groups=32"),
         ("resnet18", (3, 32, 32), {"norm": "layer"}, "'group' or 'batch', not 'layer'"),

@@ -132,7 +132,11 @@ class Outer:
 
 
 ROUNDINGS = 16
-"""What adding up products of Gram matrices' elements may round at most, beside once for each token."""
+"""What adding up products of Gram matrices' elements may round, beside once for each token; always added."""
+HIDDEN = 2.0**-10
+"""The share of a squared norm that rounding may hide: 2⁻¹¹ of a norm. Noise makes up for four times that
+(`NUMERICAL`, example level).
+"""
 CHUNK = 1024
 """Numbers that are multiplied and added up in one go: with more of them, rounding may hide more."""
 
@@ -171,22 +175,32 @@ def gram_squares(left: Tensor, right: Tensor, roundings: int) -> Tensor:
 
 
 def at_least(total: Tensor, left: Tensor, right: Tensor, roundings: int) -> Tensor:
-    """An upper bound of each record's sum of products, from what it came to (which is written to) and the
-    Gram matrices' diagonals |l_t|² and |r_t|² [B, …, T].
+    """Each record's sum of products, or what it may be where rounding could hide much of it.
 
-    Terms of both signs may add up to nearly nothing and leave only rounding, which a record made for that
-    could use to pass unclipped. Each term is at most |l_t||l_s||r_t||r_s|, so all of them together are at
-    most (Σ_t |l_t||r_t|)². A sum of n products is off by n/2 units of the precision at most, in whatever
-    order it is taken; `roundings` is that n, of both matrices' elements together, and such a share of what
-    all terms may be is added. Where products vanish on one side, `VANISHED` × (Σ_t |r_t|)² on the other
-    bounds what they were worth.
+    `total` is what it came to (and is written to), `left` and `right` are the Gram matrices' diagonals,
+    |l_t|² and |r_t|² [B, …, T]. Terms of both signs may add up to nearly nothing and leave only rounding,
+    which a record made for that could use to pass unclipped. Each term is at most |l_t||l_s||r_t||r_s|,
+    so all of them together are at most (Σ_t |l_t||r_t|)². A sum of n products is off by n/2 units of the
+    precision at most, in whatever order it is taken; `roundings` is that n, of both matrices' elements
+    together. Where such a share of what all terms may be is more than `HIDDEN` of the sum, it is added,
+    but for that. Where products vanish on one side, `VANISHED` × (Σ_t |r_t|)² on the other bounds what
+    they were worth.
+
+    Returns:
+        What the true sum exceeds by a share of `HIDDEN` at most.
     """
     sides = [side.clamp_min(0.0).sqrt_() for side in (left, right)]
-    share = (roundings + left.shape[-1] + ROUNDINGS) * torch.finfo(left.dtype).eps / 2
-    most = (sides[0] * sides[1]).sum(-1).square().mul_(share)
-    for side in sides:
-        most.add_(side.sum(-1).square_(), alpha=VANISHED)
-    return total.clamp_min_(0.0).add_(most.flatten(1).sum(1) if most.dim() > 1 else most)
+    half_unit = torch.finfo(left.dtype).eps / 2
+    most = (sides[0] * sides[1]).sum(-1).square()
+    vanished = sum(side.sum(-1).square() for side in sides) * VANISHED
+    total = total.clamp_min_(0.0).add_(_each(vanished + most * (ROUNDINGS * half_unit)))
+    lost = _each(most) * ((roundings + left.shape[-1]) * half_unit)
+    return torch.maximum(total, (total + lost).div_(1 + HIDDEN))
+
+
+def _each(values: Tensor) -> Tensor:
+    """[B, …] → [B]: what all groups of a record have together."""
+    return values.flatten(1).sum(1) if values.dim() > 1 else values
 
 
 def outer(left: Tensor, right: Tensor) -> Outer | Explicit:

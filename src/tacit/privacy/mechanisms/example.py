@@ -19,7 +19,8 @@ grid and not contributions. With d coordinates, a clipping norm of C and a grid 
   mechanism;
 - *measured*: the float32 sums of two batches that differ in one record differ by at most C(1 + s). Over the
   models of the tests (perceptrons, convolutions, transformers; batches up to 512) the excess was below
-  2e-6; s is 2⁻⁹, a margin of a thousand, and grows with the batch beyond 512 records;
+  2e-6; s is 2⁻⁹, a margin of a thousand, and grows with the batch beyond 512 records. A record made for the
+  rounding of its own norm gets 2⁻¹¹ of that, which is proved (`tacit.gradients.records.at_least`);
 - *not covered*: a record on a kink of its network. Kernels may round a record's numbers in another way for
   another number of records (seen for up to three records of a batch), and where a ReLU's input is 0 but for
   its last bits, that turns a gradient on or off. Records made for it moved a sum of four by 4.8 C.
