@@ -214,6 +214,11 @@ def test_classes_that_are_named_may_all_but_one_be_missing() -> None:
     assert tacit.dataset(rows, features=["age"], label="y", classes=["no", "yes"]).classes == 2
 
 
+def test_classes_may_be_called_what_float_reads_as_a_number() -> None:
+    rows = [{"age": n, "y": ("nan", "inf", "1e2")[n % 3]} for n in range(60)]
+    assert tacit.dataset(rows, features=["age"], label="y").label_names == ("1e2", "inf", "nan")
+
+
 def test_several_labels_are_a_list_and_no_text() -> None:
     rows = [{"age": n, "y": "a|b" if n % 2 else "a"} for n in range(60)]
     with pytest.raises(tacit.UserError, match=r"'y' holds 'a' .*multi-label takes a list of classes"):
@@ -231,6 +236,10 @@ def test_who_runs_on_fewer_rows_is_told(config, capsys) -> None:
 
     tacit.run(config(rounds=1), "run", dataset=data, trackers=[Listens()])
     assert any("1 bad rows left out" in note for note in told)
+    told.clear()
+    private = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
+    tacit.run(config(rounds=1, privacy=private), "private", dataset=data, trackers=[Listens()])
+    assert not any("left out" in note for note in told), "how many there are is nobody's to know exactly"
 
 
 def test_a_class_that_was_never_trained_is_named() -> None:

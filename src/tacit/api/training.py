@@ -149,7 +149,7 @@ def run(
         data = identify(config.data.name, job.population, job.public)
         settings = build_settings(config, job.algorithm, engine, optimizer)
         federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
-        federation.note(dataset.left_out)
+        federation.note(_left_out(config, job, dataset))
         try:
             write_lineage(folder, data, ancestors)
             write_passed(folder, passed)
@@ -234,6 +234,14 @@ def resume(
             except OSError as error:
                 raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
         return _saved(config, federation.run())
+
+
+def _left_out(config: Config, job: Job, dataset: Dataset) -> str:
+    """A word on rows that were not read; under a guarantee only that there may be such, whatever there is."""
+    if job.privacy is None or job.privacy.simulated:
+        return dataset.left_out
+    skips = config.data.on_bad == "skip"
+    return "rows that cannot be used are left out (data.on_bad); `tacit data` tells which" if skips else ""
 
 
 def _refuse_no_round(job: Job) -> None:

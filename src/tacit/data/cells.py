@@ -136,9 +136,10 @@ def _plain(value: Any) -> Any:
 def _decimal(text: str) -> Any:
     """A number that a file of text holds, if it is one with decimals: those are no classes."""
     try:
-        return text if float(text).is_integer() else float(text)
-    except (ValueError, OverflowError):
+        number = float(text)
+    except ValueError:
         return text
+    return text if not math.isfinite(number) or number.is_integer() else number
 
 
 def _missing(value: Any) -> bool:
