@@ -299,3 +299,20 @@ class Scaled(nn.Linear):
 @pytest.mark.parametrize("b", [1, 3])
 def test_options_that_a_rule_does_not_know_are_computed_record_by_record(b):
     assert_isolated(Scaled(4, 3).double(), squared_outputs(), [x(b, 4)], fast=False)
+
+
+def test_products_called_by_the_names_of_their_arguments():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.layer = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight, bias = self.frozen.weight, self.frozen.bias
+            x = nn.functional.linear(input=x, weight=weight, bias=bias)
+            x = torch.matmul(input=x, other=weight) + torch.mm(input=x, mat2=weight)
+            x = torch.addmm(bias, x, weight, beta=0.5, alpha=2.0) + torch.addmm(bias, mat1=x, mat2=weight)
+            return nn.functional.linear(x, weight=self.layer.weight, bias=self.layer.bias)
+
+    check(Named(), x(3, 4))

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -118,23 +119,24 @@ class ClippedGradient:
         parts = list(self._parts(batch, size, losses))
         if len(parts) > 1:
             draws.save()
-        for part, obstacle in parts:
+        for part, real, obstacle in parts:
             forms, values = self._per_record(part, losses, obstacle, draws)
             with torch.no_grad(), exactly(total.device.type):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
                 factors = (bounds.to(part_norms) * SAFE / part_norms).clamp_(max=1.0)
+                factors[real:] = 0.0
                 if not isfinite(part_norms.sum()):
                     kept = part_norms.isfinite().all(1)
                     factors = torch.where(kept.unsqueeze(1), factors, 0.0)
                     values = torch.where(kept, values, 0.0)
                     forms = [None if f is None else (f[0].keep(kept), f[1]) for f in forms]
-                    dropped += int((~kept).sum())
+                    dropped += int((~kept[:real]).sum())
                 rows = factors.t().contiguous().unbind()
                 for segment, group, form in zip(self.flat.layout.segments, groups, forms, strict=True):
                     if form is not None:
                         form[0].add_weighted(rows[group], total[segment.slice].view(segment.shape))
-            norms.append(part_norms)
-            loss_sum = loss_sum + values.sum()
+            norms.append(part_norms[:real])
+            loss_sum = loss_sum + values[:real].sum()
             del forms  # before the next part needs the memory
         self._test(batch, losses)
         self._unchanged.check(before)
@@ -143,20 +145,25 @@ class ClippedGradient:
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
         )
 
-    def _parts(self, batch: Batch, size: int, losses: Losses) -> Iterator[tuple[Batch, Unsupported | None]]:
-        """Slices of the batch, and why they must take the slow road, if they must.
+    def _parts(
+        self, batch: Batch, size: int, losses: Losses
+    ) -> Iterator[tuple[Batch, int, Unsupported | None]]:
+        """Slices of the batch, how many of their records count, and why they must take the slow road, if
+        they must.
 
-        The cut depends on the model and the shapes alone, never on what was computed before.
+        The cut depends on the model and the shapes alone, never on what was computed before. A record that is
+        left over is computed twice and counts once: kernels for one record would round it in another way than
+        those for several (see `steady`).
         """
-        found = self._survey(batch, losses) if size > 1 else None
-        micro = self._micro_batch
-        if micro is None:
-            micro = max(1, size) if found is None else at_once(found, size)
-        obstacle = None if found is None else found.obstacle
+        if not size:
+            return
+        found = self._survey(batch, losses)
+        micro = self._micro_batch or at_once(found, max(2, size))
         parts = -(-size // micro)
         for i in range(parts):  # of nearly equal sizes
             start, stop = size * i // parts, size * (i + 1) // parts
-            yield {name: tensor[start:stop] for name, tensor in batch.items()}, obstacle
+            rows = [start, start] if stop - start == 1 < micro else slice(start, stop)
+            yield {name: tensor[rows] for name, tensor in batch.items()}, stop - start, found.obstacle
 
     def _test(self, batch: Batch, losses: Losses) -> None:
         """The second line behind the proof: an experiment at steps 1, 10, 100, …"""
@@ -194,7 +201,7 @@ class ClippedGradient:
         shapes = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in batch.items())
         key = (shapes, module.training, torch.is_autocast_enabled(self._device.type))
         if key not in self._surveys:
-            pair = {name: tensor[:2] for name, tensor in batch.items()}
+            pair = {name: tensor[:2] if len(tensor) > 1 else tensor[[0, 0]] for name, tensor in batch.items()}
             self._known.add(losses)
             before = self._unchanged.contents(attributes=False)
             try:
@@ -284,7 +291,7 @@ class ClippedGradient:
             unseen = Unseen(tape)
             draws.restore()
             try:
-                with unseen, tape:
+                with torch.autograd.graph.saved_tensors_hooks(_forgotten, _forgotten), unseen, tape:
                     values = losses(self.flat.module, tape.batch)
                 refuse_shape(values, other)
                 tape.finish(values)
@@ -314,6 +321,10 @@ class ClippedGradient:
         if self.obstacle is None:
             log.warning("clipped gradients are computed record by record, which is slow: %s", obstacle)
             self.obstacle = obstacle
+
+
+def _forgotten(saved: object) -> Any:
+    """What autograd need not keep of a pass that no backward pass follows, while another's is all there."""
 
 
 def exactly(device: str) -> AbstractContextManager[None]:

@@ -45,6 +45,7 @@ from tacit.gradients.proof import (
     torchs_own,
 )
 from tacit.gradients.records import Explicit, PerRecord, in_full, sum_by_record, sum_of
+from tacit.gradients.steady import STEADY
 from tacit.gradients.unchanged import refuse_change
 from tacit.gradients.unseen import teach_transformers
 
@@ -252,6 +253,7 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         if line.written:
             self._refuse_writes(func, line, tensors)
+        run = STEADY.get(func, func) if data else func
         if line.draws and self._again(line):
             out = self._drawn_before(line, args)
         elif parameters and data and torch.is_grad_enabled():
@@ -259,13 +261,13 @@ class Tape(TorchFunctionMode):
             if rule is None:
                 raise Unsupported(f"{function_name(func)} on {self._name(parameters)}")
             try:
-                out = rule(self, func, *args, **kwargs)
+                out = rule(self, run, *args, **kwargs)
             except TypeError as error:  # an option that the rule does not know
                 raise Unsupported(f"{function_name(func)} on {self._name(parameters)} ({error})") from error
             if func in COMPOSED:
                 return out
         else:
-            out = func(*args, **kwargs) if kwargs else func(*args)
+            out = run(*args, **kwargs) if kwargs else run(*args)
             if line.draws:
                 self._draw(line, out, fresh=False)
         for i in line.written:

@@ -21,9 +21,13 @@ grid and not contributions. With d coordinates, a clipping norm of C and a grid 
   models of the tests (perceptrons, convolutions, transformers; batches up to 512) the excess was below
   2e-6; s is 2⁻⁹, a margin of a thousand, and grows with the batch beyond 512 records. A record made for the
   rounding of its own norm gets 2⁻¹¹ of that, which is proved (`tacit.gradients.records.at_least`);
-- *not covered*: a record on a kink of its network. Kernels may round a record's numbers in another way for
-  another number of records (seen for up to three records of a batch), and where a ReLU's input is 0 but for
-  its last bits, that turns a gradient on or off. Records made for it moved a sum of four by 4.8 C.
+- *mended, and measured on one kind of processor*: a record on a kink of its network. Kernels round a
+  record's numbers in another way for another number of records, and where a ReLU's input is 0 but for its
+  last bits, that turns a gradient on or off: records made for it moved a sum of four by 4.8 C. Products are
+  therefore filled up until one kernel computes every row (`tacit.gradients.steady`), and a convolution has no
+  record alone where others have company. Not covered is what is left: functions whose last few numbers are
+  computed in another way (SiLU and powers, where a batch's numbers are no multiple of eight), recurrent
+  layers, what `torch.func` computes, and other devices.
 
 Rounding and arithmetic are part of the sensitivity: the noise has standard deviation z·(C/u·(1 + s) + √d)
 units, so the accountant is told z and is right. That a record's clipped gradient depends on no other record
@@ -293,9 +297,11 @@ class ExampleLevel(Mechanism):
                 *self._not_covered,
                 "how many records a client has, and which clients took part: both count as public",
                 "a person with several records: protection weakens with their number",
-                "records on a kink of the network to the last bit, such as a ReLU's input that rounds "
-                "to just above or below 0: the number of records in a batch may decide which, and so whether "
-                "such records' gradients count (of four that were made for it, three did)",
+                "records on a kink of the network to the last bit, such as a ReLU's input that rounds to "
+                "just above or below 0, where a device rounds a record's numbers in another way beside other "
+                "records: products and convolutions do not on a CPU with AVX2, where it was measured; "
+                "recurrent layers, SiLU and powers of odd widths, models computed record by record, and "
+                "other devices may",
                 "a single text where data.pack joined texts: an example is what it joined, and one text less "
                 "moves its neighbours to other examples",
                 "what a model draws for records other than by dropout, bernoulli, uniform, normal_ and "
