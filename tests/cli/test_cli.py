@@ -129,7 +129,8 @@ def test_bad_values(command, recipe: Path, arguments: list[str], message: str) -
         (GOOD.replace("cohort: 4\n", "cohorts: 4\n"), "cohorts: unknown key; did you mean 'cohort'?"),
         (GOOD + "server: adam\n", "server: this is a section of keys, not 'adam'"),
         (GOOD + "trackers: 3\n", "trackers: must be a list (got 3)"),
-        (GOOD.replace("kind: dirichlet, ", ""), "data.partition: this section needs a `kind`"),
+        (GOOD.replace("kind: dirichlet, ", ""), "data.partition: this section needs a `kind`; it is one of"),
+        (GOOD + "privacy: {clip: 1}\n", "privacy.unit: this key is missing; it is one of client, example"),
     ],
 )  # fmt: skip
 def test_bad_files(command, recipe: Path, text: str, message: str) -> None:

@@ -68,6 +68,7 @@ def test_records_without_classes_have_a_table_but_no_picture(tmp_path: Path) -> 
     records = ArrayRecords(np.zeros((4, 1)), np.zeros(4))
     people = Population(records, np.array([0, 2, 4]), np.arange(4))
     assert client_table(people, 0)[0].labels == ()
-    to_table(people, 0)
+    for classes in (0, 50_000):  # of a language model: its words
+        assert [column.header for column in to_table(people, classes).columns] == ["client", "train", "test"]
     with pytest.raises(UserError, match="no class labels"):
         split_picture(people, 0, tmp_path / "split.png")

@@ -158,8 +158,8 @@ def _claimed(place: Path) -> Unit | None:
     """What a run's guarantee protects, as it was recorded, whatever settings are laid over it now; None of a
     run that claims nothing, and of a config.
     """
-    privacy = recorded_config(place).privacy if place.is_dir() else None
-    return None if privacy is None or privacy.entropy != "os" else privacy.unit
+    claimed = recorded_config(place).claimed if place.is_dir() else None
+    return None if claimed is None else claimed.unit
 
 
 def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:

@@ -8,23 +8,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tacit.cli.common import print_json
+from tacit.cli.common import ConfigFile, Json, Overrides, print_json
 
 REFUTED = 1
 """The exit code when more leaks than is claimed."""
 
 
 def audit(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; `tacit init` writes one.")],
-    overrides: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
-    ] = [],  # noqa: B006
+    file: ConfigFile,
+    overrides: Overrides = [],  # noqa: B006
     canaries: Annotated[int, typer.Option(min=10, help="Clients or records that are canaries.")] = 200,
     trials: Annotated[int, typer.Option(min=256, help="Trials of the mechanism alone.")] = 20_000,
     confidence: Annotated[float, typer.Option(min=0.5, max=1 - 1e-9, help="That the bounds hold.")] = 0.95,
     fast: Annotated[bool, typer.Option("--fast", help="The mechanism alone, without a run.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw it here (.png, .svg).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Try to refute a config's claim: a lower bound on ε, with confidence, beside the claimed one.
 

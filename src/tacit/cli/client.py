@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, print_json
 from tacit.errors import UserError
 
 client = typer.Typer(
@@ -154,7 +154,7 @@ def start(
 @client.command()
 def ledger(
     folder: Folder,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say what the records here have paid over all runs, by this client's own ledger, and against whom."""
     from tacit.config.owner import read_owner

@@ -21,7 +21,7 @@ Changes = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Change what may, e.g. `--set rounds=100`. Repeatable."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program to read.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, e.g. runs/quickstart-…")]
 
 

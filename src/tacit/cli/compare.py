@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, print_json
 
 if TYPE_CHECKING:
     from tacit.report.compare import Row, Spread
@@ -35,7 +35,7 @@ def compare(
             help="Also each row's difference from this one (its label, or how it begins).",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare runs in one table: accuracy (or error rate), ε, traffic and time.
 

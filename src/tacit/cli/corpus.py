@@ -8,12 +8,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, print_json
 
 corpus = typer.Typer(
     help="Make or fetch a corpus of speech, once; configs then use it by name.", no_args_is_help=True
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program to read.")]
 
 
 @corpus.command()

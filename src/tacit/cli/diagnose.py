@@ -10,14 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, RunFolder, print_json
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
     from tacit.engine import Job
 
 Picture = Annotated[Path | None, typer.Option(help="Draw the figure here (.png, .svg).")]
-Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 
 def drift(
@@ -61,7 +60,7 @@ def drift(
 
 
 def hessian(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: RunFolder,
     kind: Annotated[str, typer.Option(help="Blocks: architecture, fine or tensor.")] = "architecture",
     round: Annotated[
         int | None, typer.Option(help="A checkpoint that was kept; the newest if not given.")
@@ -126,7 +125,7 @@ def _job(folder: Path) -> Job:
     from tacit.federation.passed import read_passed
 
     settings = recorded_config(folder)
-    if settings.privacy is not None and settings.privacy.entropy == "os":
+    if settings.claimed is not None:
         raise UserError(
             f"{folder} protects its clients; exact numbers on them are outside any guarantee. This is for "
             "runs without privacy, and for simulations (privacy.entropy: seed)"

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import ConfigFile, Json, Overrides, print_json
 
 if TYPE_CHECKING:
     from tacit.engine.footprint import Need
 
 
 def fit(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config; `tacit init` writes one.")],
-    overrides: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = [],  # noqa: B006
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    file: ConfigFile,
+    overrides: Overrides = [],  # noqa: B006
+    as_json: Json = False,
 ) -> None:
     """Say what a worker and the server need in memory, by part, and what to change if it does not fit.
 

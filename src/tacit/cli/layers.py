@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, print_json
 from tacit.errors import UserError
 
 
@@ -27,7 +27,7 @@ def layers(
     picture: Annotated[
         Path | None, typer.Option(help="Draw the norms over the depth here (.png, .svg).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show how far each layer of the clients' updates moved: mean ± deviation over clients and rounds.
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, print_json
 
 
 def ledger(
@@ -18,7 +18,7 @@ def ledger(
     delta: Annotated[
         float | None, typer.Option(help="δ of the total; the smallest of the runs' own if not given.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say what the people in several runs have spent in all: the runs' charges, composed.
 

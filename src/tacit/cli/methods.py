@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, Overrides, print_json
 
 
-def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False) -> None:
+def methods(as_json: Json = False) -> None:
     """List every method: its paper, its privacy unit, its traffic and what a client keeps.
 
     Traffic is measured: each method trains one client of a small transformer. 1× is the model, FedAvg's own.
@@ -47,12 +47,12 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="For a program 
 
 def blocks(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The config whose model to cut.")],
-    overrides: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = [],  # noqa: B006
+    overrides: Overrides = [],  # noqa: B006
     kind: Annotated[
         str, typer.Option(help="architecture (DP-FedAdamW's), fine (FedAdamW's), or one for each tensor.")
     ] = "architecture",
     limit: Annotated[int, typer.Option(min=1, help="Blocks to list.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the blocks of a config's model: the groups of parameters that share one second moment.
 

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, print_json
 from tacit.errors import UserError
 
 
 def recipes(
     part: Annotated[str, typer.Argument(metavar="[PART]", help="Only those with this in their name.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the recipes: whole experiments, to be copied with `tacit init NAME`.
 

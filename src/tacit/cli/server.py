@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, print_json
 
 server = typer.Typer(
     help="Run a federation whose records stay with their owners.",
@@ -97,7 +97,7 @@ def start(
 @server.command()
 def clients(
     folder: Folder,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the clients: number, name, key, records that they told of, and who is there now."""
     from tacit.deploy.flower import SOCKET, online

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, Overrides, print_json
 
 if TYPE_CHECKING:
     from tacit.federation.testing import Metrics
@@ -20,15 +20,13 @@ def test(
         Path,
         typer.Argument(metavar="RUN|FILE.yaml", help="A run, or a config: then the model it starts from."),
     ],
-    overrides: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key. Repeatable.")
-    ] = [],  # noqa: B006 (typer reads the default and never changes it)
+    overrides: Overrides = [],  # noqa: B006 (typer reads the default and never changes it)
     limit: Annotated[int, typer.Option(min=1, help="Users to list, the worst first.")] = 20,
     clients: Annotated[
         int | None,
         typer.Option(min=1, help="Instead, test so many clients, each on its own held-out records."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Test a model on the common test set, all together and by user (in speech: by speaker).
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from tacit.cli.common import print_json
+from tacit.cli.common import Json, RunFolder, print_json
 
 DAMAGED = 2
 """The exit code when something is not as it was written."""
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    folder: RunFolder,
+    as_json: Json = False,
 ) -> None:
     """Check every file of a run: hashes, the ledger's chain, and that all of them belong together.
 

@@ -104,7 +104,7 @@ def build_probe(config: Config, population: Population) -> NDArray[np.int64]:
     """Training records of all clients together, drawn once for the run."""
     if not config.evaluate.train:
         return np.empty(0, np.int64)
-    if config.privacy is not None and config.privacy.entropy == "os":
+    if config.claimed is not None:
         raise UserError(
             "evaluate.train: an exact loss on protected records is outside any guarantee; leave it out, or "
             "set privacy.entropy to seed, which makes the run a simulation"

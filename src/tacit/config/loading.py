@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -298,7 +298,7 @@ def _reason(problem: Any) -> str:
     if kind in UNKNOWN:
         return "unknown key" + _nearest(str(loc[-1]), _fields_at(loc[:-1]))
     if kind == "missing":
-        return "this key is missing"
+        return "this key is missing" + _choices(loc)
     if kind in ("literal_error", "union_tag_invalid"):
         allowed = str(ctx.get("expected") or ctx.get("expected_tags", ""))
         if kind == "union_tag_invalid":
@@ -306,7 +306,7 @@ def _reason(problem: Any) -> str:
         names = [name.strip(" '") for name in allowed.replace(" or ", ",").split(",")]
         return f"{_short(given)} is not one of {', '.join(names)}" + _nearest(str(given), names, listed=True)
     if kind == "union_tag_not_found":
-        return "this section needs a `kind`"
+        return "this section needs a `kind`" + _choices((*loc, "kind"))
     if kind == "value_error":
         told = str(ctx.get("error", problem["msg"]))
         return told if len(told) <= 1000 else f"{told[:999]}…"
@@ -341,6 +341,19 @@ def _models(annotation: Any) -> list[type[Any]]:
 
 def _fields_at(loc: Key) -> list[str]:
     """Names of the keys that the schema has at a place."""
+    return sorted({name for model in _models_at(loc) for name in _fields(model)})
+
+
+def _choices(loc: Key) -> str:
+    """The words that a key may have, where it is one of a few."""
+    fields = [_fields(model) for model in _models_at(loc[:-1])]
+    kinds = [named[str(loc[-1])].annotation for named in fields if loc[-1] in named]
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    return f"; it is one of {', '.join(map(str, dict.fromkeys(words)))}" if words else ""
+
+
+def _models_at(loc: Key) -> list[type[Any]]:
+    """The sections that the schema has at a place; several where a `kind` tells them apart."""
     models: list[type[Any]] = [Config]
     for part in loc:
         deeper = [
@@ -355,7 +368,7 @@ def _fields_at(loc: Key) -> list[str]:
             models = [
                 m for m in models if "kind" in _fields(m) and part in get_args(_fields(m)["kind"].annotation)
             ]
-    return sorted({name for model in models for name in _fields(model)})
+    return models
 
 
 def _fields(model: type[Any]) -> Mapping[str, FieldInfo]:

@@ -21,13 +21,8 @@ def refuse_misfits(config: Config, algorithm: Algorithm) -> None:
         raise UserError(
             f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
         )
-    privacy = config.privacy
-    if (
-        config.evaluate.layers
-        and privacy is not None
-        and privacy.unit == "client"
-        and privacy.entropy == "os"
-    ):
+    privacy, claimed = config.privacy, config.claimed
+    if config.evaluate.layers and claimed is not None and claimed.unit == "client":
         raise UserError(
             "evaluate.layers: exact norms of protected clients' updates are outside any guarantee; leave it "
             "out, or set privacy.entropy to seed, which makes the run a simulation"
@@ -39,7 +34,7 @@ def refuse_misfits(config: Config, algorithm: Algorithm) -> None:
         )
     if privacy is not None:
         _refuse_unprovable(config, privacy)
-    if privacy is not None and privacy.metrics is not None and privacy.entropy == "os":
+    if claimed is not None and claimed.metrics is not None:
         _refuse_exact(config)
     if algorithm.needs_public and not config.data.public:
         raise UserError(f"data.public: {config.method.name} needs public records; set a share such as 0.05")
@@ -58,7 +53,7 @@ def _refuse_unprovable(config: Config, privacy: PrivacySettings) -> None:
             "keep records apart; set it to bf16, or privacy.unit to client"
         )
     drawn = isinstance(config.data.partition, Natural) and config.data.partition.clients is not None
-    if drawn and privacy.unit == "client" and privacy.entropy == "os" and privacy.noise != 0:
+    if drawn and config.claimed is not None and privacy.unit == "client" and privacy.noise != 0:
         raise UserError(
             "data.partition.clients: with one user less others would be drawn, and the guarantee is that one "
             "client changes its own part alone; set data.partition.share, by which each is drawn by its name"

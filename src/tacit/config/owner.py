@@ -180,7 +180,7 @@ def asked(config: Config) -> Asked:
     return Asked(
         method=config.method.name,
         unit=None if privacy is None else privacy.unit,
-        simulation=privacy is not None and privacy.entropy == "seed",
+        simulation=privacy is not None and config.claimed is None,
         names=tuple(name for name in names if name is not None),
         needs=tuple(needs),
         colluding=colluding,

@@ -94,9 +94,8 @@ def build_population(
         return _owners(config, config.data.partition, dataset)
     if private is None:
         _, private = split_records(config, dataset)
-    privacy = config.privacy
-    claims = privacy is not None and privacy.entropy == "os" and privacy.noise != 0
-    apart = claims and privacy is not None and privacy.unit != "example"
+    claimed = config.claimed
+    apart = claimed is not None and claimed.noise != 0 and claimed.unit != "example"
     return shared_out(config.data, dataset, private, config.seed, apart)
 
 
@@ -183,8 +182,8 @@ def _refuse_common_length(config: Config) -> None:
     """Records in a batch by seconds are counted by the mean length of everybody's: under a guarantee for
     clients nothing that a client does may follow from that.
     """
-    privacy, local = config.privacy, config.local
-    if privacy is None or privacy.entropy != "os":
+    local = config.local
+    if config.claimed is None:
         return
     if local.within is not None and local.steps is None:
         raise UserError(

@@ -85,6 +85,11 @@ class Config(Section):
     _assumed_unit: bool = PrivateAttr(False)
     """Whether the privacy unit is a preset's, and not the person's choice."""
 
+    @property
+    def claimed(self) -> PrivacySettings | None:
+        """The privacy of a run that claims something: none of a simulation, whose draws can be repeated."""
+        return None if self.privacy is None or self.privacy.entropy == "seed" else self.privacy
+
     @field_validator("privacy")
     @classmethod
     def _noise_on_the_sum(cls, privacy: PrivacySettings | None, info: Any) -> PrivacySettings | None:

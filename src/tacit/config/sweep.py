@@ -161,7 +161,7 @@ def _refuse_unpaid_choice(config: Config, candidates: int) -> None:
     """Choosing values by protected records costs privacy, and here it would not be paid for: what the runs
     that choose are judged by is exact, and their number is fixed (see `tacit.privacy.tuning`).
     """
-    if config.privacy is not None and config.privacy.entropy == "os":
+    if config.claimed is not None:
         raise UserError(
             "sweep.tune chooses by looking at records that privacy protects, which nobody accounts for; set "
             "privacy.entropy: seed (a simulation, which claims nothing), fix the values that are tuned, or "

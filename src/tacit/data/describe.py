@@ -70,11 +70,14 @@ def to_table(population: Population, classes: int, limit: int = 20, names: tuple
     table = Table(title=f"{len(rows)} of {len(population):,} clients", caption=_caption(population))
     for name in ("client", "train", "test"):
         table.add_column(name, justify="right")
-    wide = classes <= 12 and bool(rows[0].labels)
-    for name in _class_names(classes, names) if wide else ["most frequent classes"]:
+    labelled, wide = bool(rows[0].labels), classes <= 12
+    columns = _class_names(classes, names) if wide else ["most frequent classes"]
+    for name in columns if labelled else []:
         table.add_column(name, justify="right" if wide else "left")
     for row in rows:
-        cells = [str(n) if n else "·" for n in row.labels] if wide else [_largest(row, names)]
+        cells = [str(n) if n else "·" for n in row.labels]
+        if labelled and not wide:
+            cells = [_largest(row, names)]
         who = f"{row.client:,}" if row.name is None else row.name
         table.add_row(who, f"{row.train:,}", f"{row.test:,}", *cells)
     return table
