@@ -53,6 +53,8 @@ class Comparison:
     """Clients to test on their own records when a run has ended."""
     start: bool = False
     """Whether clients are tested with the model before any round, too: a cell of 0 rounds for each seed."""
+    columns: Sequence[Mapping[str, Any]] = ()
+    """Of its table: what their runs have in common (`where`). One is finished before the next."""
 
     @property
     def cells(self) -> Path:
@@ -68,7 +70,7 @@ def comparison(name: str) -> Comparison:
     about = yaml.safe_load((KEPT / f"{name}.yaml").read_text("utf-8"))
     sweep = read_sweep(ROOT / about["recipe"], {})
     assert sweep is not None, f"{about['recipe']} compares nothing"
-    more = {key: about[key] for key in ("pretrain", "clients", "start") if key in about}
+    more = {key: about[key] for key in ("pretrain", "clients", "start", "columns") if key in about}
     return Comparison(name, sweep, about["recipe"], **more)
 
 
@@ -77,28 +79,33 @@ def kept(what: Comparison) -> list[dict[str, Any]]:
     return json.loads(what.cells.read_text("utf-8"))["cells"] if what.cells.exists() else []
 
 
-def remaining(sweep: Sweep, cells: Sequence[Mapping[str, Any]]) -> list[Sweep]:
-    """What is still to run, a sweep for each step, the first seed of everything first.
+def remaining(
+    sweep: Sweep, cells: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]] = ()
+) -> list[Sweep]:
+    """What is still to run, a sweep for each step: one column of the table after the other, and in each the
+    first seed of everything first.
 
     Settings that are tuned keep their seeds together, unless a kept cell already says what was chosen.
     """
     done = {slug(cell["point"]) for cell in cells}
     chosen = {slug(without_seed(cell["point"])): cell["tuned"] for cell in cells}
-    steps: list[tuple[int, Family]] = []
+    steps: list[tuple[int, int, Family]] = []
     together: dict[str, Family] = {}
     for point in sweep.points:
         if slug(point) in done:
             continue
         name, family = slug(without_seed(point)), sweep.family(point)
+        fitting = (n for n, column in enumerate(columns) if column["where"].items() <= point.items())
+        order = next(fitting, len(columns)), point.get("seed", 0)
         fixed = {key: [value] for key, value in {**point, **chosen.get(name, {})}.items()}
         if name in chosen or not family.tune:
-            steps.append((point.get("seed", 0), Family(fixed, {})))
+            steps.append((*order, Family(fixed, {})))
         elif name in together:
             together[name].grid["seed"].append(point["seed"])
         else:
             together[name] = Family(fixed, family.tune)
-            steps.append((point.get("seed", 0), together[name]))
-    return [replace(sweep, families=(family,)) for _, family in sorted(steps, key=lambda step: step[0])]
+            steps.append((*order, together[name]))
+    return [replace(sweep, families=(family,)) for *_, family in sorted(steps, key=lambda step: step[:2])]
 
 
 def finished(what: Comparison, runs: Path) -> Iterator[tuple[Point, Path]]:
@@ -115,7 +122,7 @@ def run(what: Comparison, runs: Path, jobs: int) -> None:
     for folder, recipe in what.pretrain.items():
         if not Path(folder).exists():
             api.run(load(ROOT / recipe), folder)
-    steps = remaining(what.sweep, kept(what))
+    steps = remaining(what.sweep, kept(what), what.columns)
     for start in range(0, len(steps), jobs):
         families = [step.families[0] for step in steps[start : start + jobs]]
         run_sweep(replace(what.sweep, families=tuple(families)), runs, jobs)

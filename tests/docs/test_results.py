@@ -90,6 +90,16 @@ def test_a_kept_cell_is_not_run_again_and_says_what_was_chosen() -> None:
     assert not any(family.tune for step in steps for family in step.families)
 
 
+def test_one_column_of_a_table_is_finished_before_the_next() -> None:
+    grid = {"method": ["a", "b"], "server": [{"lr": 1}, {"lr": 2}], "seed": [0, 1]}
+    sweep = Sweep({"name": "x"}, (Family(grid, {}),), "x", None)
+    columns = [{"name": str(lr), "where": {"server": {"lr": lr}}} for lr in (2, 1)]
+    steps = results.remaining(sweep, [], columns)
+    points = [point for step in steps for point in step.points]
+    found = [(point["server"]["lr"], point["seed"], point["method"]) for point in points]
+    assert found == [(lr, seed, method) for lr in (2, 1) for seed in (0, 1) for method in "ab"]
+
+
 # --- verdicts ------------------------------------------------------------------------------------------
 
 ABOUT = {
