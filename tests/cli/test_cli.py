@@ -175,7 +175,8 @@ def test_no_arguments_show_the_help(command) -> None:
 
 
 def test_a_unit_that_the_config_overrules_is_told(command, recipe: Path) -> None:
-    recipe.write_text(GOOD + "privacy: {unit: client, noise: 1, clip: 1, delta: 1.0e-3}\n")
+    everyone = GOOD.replace("cohort: 4", "cohort: 40")  # so that no draw is empty
+    recipe.write_text(everyone + "privacy: {unit: client, noise: 1, clip: 1, delta: 1.0e-3}\n")
     code, out, _ = command("run", recipe, "--set", "method=dp-fedavg", "--set", "rounds=1")
     assert code == 0
     assert "meant for privacy.unit example" in " ".join(out.split())

@@ -20,6 +20,7 @@ from conftest import blobs
 from methods_small import configured, halves, play, small
 from tacit.config.build import build_job, build_probe
 from tacit.errors import UserError
+from tacit.privacy.sampling import Poisson
 from tacit.report import compare
 from tacit.tasks import Classification
 
@@ -142,7 +143,7 @@ def test_a_run_that_loses_most_of_its_clients_says_so(
     """
     file = tmp_path / "lost.yaml"
     private = "privacy: {unit: client, clip: 0.2, noise: 1.0, delta: 1.0e-3}\n"
-    file.write_text(GOOD + private)
+    file.write_text(GOOD.replace("cohort: 4", "cohort: 40") + private)  # everyone: no draw is empty
     code, out, err = command(
         "run", file, "--set", "local.lr=1.0e+30", "--out", "r", *form, monkeypatch=monkeypatch, capsys=capsys
     )
@@ -152,6 +153,18 @@ def test_a_run_that_loses_most_of_its_clients_says_so(
     assert form or ("Nothing was learnt" in said and "Lower local.lr" in said)
     metrics = [json.loads(line) for line in Path("r/metrics.jsonl").read_text().splitlines()]
     assert all(len(m["skipped"]) > m["clients"] for m in metrics)
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_run_that_draws_nobody_says_so(
+    form: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Poisson, "draw", lambda self, bits, population: np.empty(0, np.int64))
+    file = tmp_path / "nobody.yaml"
+    file.write_text(GOOD + "privacy: {unit: client, clip: 0.2, noise: 1.0, delta: 1.0e-3}\n")
+    code, out, err = command("run", file, "--out", "r", *form, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 1, "nothing was learnt"
+    assert "chance drew no client in any round" in " ".join((out + err).split())
 
 
 def test_glue_metrics_by_brute_force() -> None:

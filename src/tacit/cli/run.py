@@ -190,12 +190,12 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
         raise typer.Exit(INTERRUPTED)  # so that a script does not take it for a finished run
     # Where private metrics are told instead, how many clients took part is not.
     learnt = any(record.get("clients", 1) for record in result.metrics)
+    if result.trouble is not None:
+        console.print(f"[bold red]{result.trouble}[/bold red]")
     if as_json:
         if not learnt:
             raise typer.Exit(1)
         return
-    if result.trouble is not None:
-        console.print(f"[bold red]{result.trouble}[/bold red]")
     if result.stopped:
         console.print(f"Ended early: {result.stopped}.")
     if result.kept:

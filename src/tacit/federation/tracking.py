@@ -220,7 +220,13 @@ def trouble(record: Record) -> str | None:
 
 
 def troubles(metrics: Sequence[Record]) -> str | None:
-    """The same over a whole run, for its end."""
+    """The same over a whole run, for its end.
+
+    >>> troubles([{"round": 1, "clients": 0}])
+    'Nothing was learnt: chance drew no client in any round. Raise cohort, or rounds'
+    """
+    if metrics and all(record.get("clients", 1) + len(record.get("skipped", ())) == 0 for record in metrics):
+        return "Nothing was learnt: chance drew no client in any round. Raise cohort, or rounds"
     bad = [record for record in metrics if trouble(record)]
     if not bad:
         return None
