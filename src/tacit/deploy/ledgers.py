@@ -54,7 +54,7 @@ from tacit.privacy import (
 )
 from tacit.privacy.accountants import Epsilon
 from tacit.privacy.ledger import Contents
-from tacit.privacy.mechanisms.correlated import Correlated
+from tacit.privacy.mechanisms.base import NotDue
 
 LOCK = "lock"
 UNPROTECTED = Part(PoissonGaussian(1.0, 0.0))
@@ -74,26 +74,14 @@ def due_parts(
     mechanism: Mechanism | None, workload: Workload, client: int, round: int, before: Sequence[int]
 ) -> tuple[Part, ...]:
     """What a client pays for taking part in a round, after the rounds `before` of the same run; raises
-    `NotAllowed` if correlated noise does not let it take part now.
-
-    Correlated noise: the first round pays for all that come, b rounds apart or more; one that is repeated
-    pays for the longest row that there is.
+    `NotAllowed` if the noise does not let it take part now.
     """
-    if not isinstance(mechanism, Correlated):
-        return (own_cost(mechanism, workload, client),)
-    apart = mechanism.separation(workload.population)
-    if round >= mechanism.rounds or client not in mechanism.group(round, workload):
-        raise NotAllowed(f"it is not this client's turn: it takes part once in {apart:,} rounds")
-    if not before:
-        return (own_cost(mechanism, workload, client),)
-    if round == before[-1]:
-        return (mechanism.costliest(workload),)
-    if round < before[-1] + apart:
-        raise NotAllowed(
-            f"round {round + 1} comes {round - before[-1]} rounds after the last one here, and the run "
-            f"promises {apart:,}"
-        )
-    return ()
+    if mechanism is None:
+        return (UNPROTECTED,)
+    try:
+        return mechanism.due(client, round, before, workload)
+    except NotDue as error:
+        raise NotAllowed(str(error)) from None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ __all__ = [
     "Arrivals",
     "Description",
     "Mechanism",
+    "NotDue",
     "Observer",
     "State",
     "Unit",
@@ -48,6 +49,10 @@ __all__ = [
 COHORT, RELEASE, QUANTILE, METRICS = 1, 2, 3, 4
 """Purposes of named bits in a simulation."""
 NO_ROUND_FITS = "privacy.epsilon: not even one round fits into the budget; raise the noise or the budget"
+
+
+class NotDue(UserError):
+    """What is paid for does not let a client take part in this round."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,21 @@ class Mechanism(Aggregation):
             UserError: a client cannot tell by itself.
         """
         raise UserError(f"a client cannot count the cost of {self.kind} noise by itself yet")
+
+    def due(self, client: int, round: int, before: Sequence[int], workload: Workload) -> tuple[Part, ...]:
+        """What a client that counts for itself pays for one more round.
+
+        Args:
+            client: which one.
+            round: the round that it is asked for.
+            before: the rounds of the same run that it has paid for, in order.
+            workload: what of the run decides its cost.
+
+        Raises:
+            NotDue: it must not take part in this one.
+            UserError: a client cannot tell by itself.
+        """
+        return (self.cost_to(client, workload),)
 
     def header(self, workload: Workload, data: str) -> Header:
         """The first line of the run's ledger.

@@ -148,23 +148,24 @@ class ClientLevel(Mechanism):
     def release(
         self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
     ) -> tuple[Vectors, State]:
-        """Noise the sum, divide it by the constant expected cohort. An empty cohort gets the same noise.
-
-        With noise in shares, those of `drawn` clients that did not arrive took a part of it away; the
-        server adds that part.
-        """
+        """Noise the sum, divide it by the constant expected cohort. An empty cohort gets the same noise."""
         expected = self.expected(workload.population)
         if not self.sums_integers:
             return {name: vector.div_(expected) for name, vector in total.items()}, state
         dimension = sum(vector.numel() for vector in total.values())
         grid = self.grid(state, dimension)
-        std = self.std(grid)
-        if self.noise_at == "clients":
-            missing = 1 - arrivals.arrived / arrivals.drawn if arrivals.drawn else 1.0
-            std = self.shared_std(grid, dimension) * math.sqrt(missing)
         bits = self.bits(workload.seed, round, attempt, RELEASE)
-        self.add_noise_(total, std, grid, bits)
+        self.add_noise_(total, self.server_std(grid, dimension, arrivals), grid, bits)
         return {name: grid.decoded(vector, 1 / expected) for name, vector in total.items()}, state
+
+    def server_std(self, grid: Grid, dimension: int, arrivals: Arrivals) -> float:
+        """The noise that the server adds, in grid units. Of noise in shares: that of the clients who were
+        drawn and did not arrive, and took their part of it away; all of it for an empty cohort.
+        """
+        if self.noise_at == "server":
+            return self.std(grid)
+        missing = 1 - arrivals.arrived / arrivals.drawn if arrivals.drawn else 1.0
+        return self.shared_std(grid, dimension) * math.sqrt(missing)
 
     def add_noise_(self, total: Vectors, std: float, grid: Grid, bits: Bits) -> None:
         """Noise of so many grid units on every coordinate of a sum, in place."""

@@ -53,7 +53,7 @@ from tacit.privacy.gaussian import STRETCH, add_rounded_gaussian_
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.matrices import PRECISION, Floats, Matrix, largest_row, row_squares
-from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, State, Workload
+from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, NotDue, State, Workload
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.sampling import FixedSize, OwnSampling
 from tacit.privacy.totals import Profile
@@ -120,6 +120,24 @@ class Correlated(ClientLevel):
         """All rounds of the run together, of a client that is never asked before its turn."""
         ((event, _),) = self.planned(workload, self.rounds, self.noise)[0].items()
         return Part(event)
+
+    def due(self, client: int, round: int, before: Sequence[int], workload: Workload) -> tuple[Part, ...]:
+        """The first round pays for all that come, b rounds apart or more; one that is repeated pays for the
+        longest row that there is.
+        """
+        apart = self.separation(workload.population)
+        if round >= self.rounds or client not in self.group(round, workload):
+            raise NotDue(f"it is not this client's turn: it takes part once in {apart:,} rounds")
+        if not before:
+            return super().due(client, round, before, workload)
+        if round == before[-1]:
+            return (self.costliest(workload),)
+        if round < before[-1] + apart:
+            raise NotDue(
+                f"round {round + 1} comes {round - before[-1]} rounds after the last one here, and the run "
+                f"promises {apart:,}"
+            )
+        return ()
 
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
         """What this round adds to the squared sensitivity of all before it, nothing if that is nothing (with

@@ -36,12 +36,12 @@ from typing import ClassVar
 
 from tacit.errors import UserError
 from tacit.privacy.bounding import Bounding
-from tacit.privacy.gaussian import add_rounded_gaussian_
-from tacit.privacy.mechanisms.base import RELEASE, Arrivals, Description, Observer, State, Workload
+from tacit.privacy.grid import Grid
+from tacit.privacy.mechanisms.base import Arrivals, Description, Observer, State
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.shares import LEAST_SHARE
 from tacit.privacy.totals import Profile
-from tacit.vector import Layout, Vectors
+from tacit.vector import Layout
 
 
 @dataclass(frozen=True)
@@ -118,24 +118,10 @@ class SecureSum(ClientLevel):
             )
         return Bounding(bound, grid, share, always=True)
 
-    def release(
-        self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
-    ) -> tuple[Vectors, State]:
-        """Add the shares of those who dropped out, divide by the constant expected cohort.
-
-        An empty cohort gets the noise of a full one.
-        """
+    def server_std(self, grid: Grid, dimension: int, arrivals: Arrivals) -> float:
+        """The shares of those who dropped out; an empty cohort gets the noise of a full one."""
         missing = arrivals.missing / arrivals.drawn if arrivals.drawn else 1.0
-        dimension = sum(vector.numel() for vector in total.values())
-        grid = self.grid(state, dimension)
-        std = self.shared_std(grid, dimension) * math.sqrt(missing / self.threshold)
-        bits = self.bits(workload.seed, round, attempt, RELEASE)
-        factor = 1 / self.expected(workload.population)
-        mean: Vectors = {}
-        for name, vector in total.items():
-            add_rounded_gaussian_(vector, std, bits)
-            mean[name] = grid.decoded(vector, factor)
-        return mean, state
+        return self.shared_std(grid, dimension) * math.sqrt(missing / self.threshold)
 
     # --- what a person is told --------------------------------------------------------------------------
 
