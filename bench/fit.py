@@ -156,7 +156,7 @@ def play(role: str, options: Mapping[str, Any]) -> tuple[int, int]:
     import torch
 
     import tacit
-    from tacit.config.fit import fit
+    from tacit.api.fitting import fit
 
     torch.set_num_threads(1)
     config = tacit.load(VALUES, dict(options))

@@ -10,6 +10,7 @@ from tacit.lazy import lazily
 if TYPE_CHECKING:
     from tacit.algorithms import Algorithm
     from tacit.api import (
+        audit,
         compare,
         dataset,
         export,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         trained,
         verify,
     )
-    from tacit.config.audit import audit
     from tacit.data import ArrayRecords, Dataset
     from tacit.errors import UserError
     from tacit.federation import Result, Tracker
@@ -64,10 +64,9 @@ __getattr__, __dir__ = lazily(
     {
         "tacit.algorithms": "Algorithm",
         "tacit.api": (
-            "compare dataset export ledger load page plan resume run statement test test_clients trained "
-            "verify"
+            "audit compare dataset export ledger load page plan resume run statement test test_clients "
+            "trained verify"
         ),
-        "tacit.config.audit": "audit",
         "tacit.data": "ArrayRecords Dataset",
         "tacit.errors": "UserError",
         "tacit.federation": "Result Tracker",

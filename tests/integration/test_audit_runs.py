@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import tacit
 from conftest import blobs
+from tacit.api.auditing import audit
 from tacit.cli.app import app
-from tacit.config.audit import audit
 from tacit.federation.canaries import RecordCanaries, WatchedClients
 from tacit.privacy import ClientLevel, Clip, ExampleLevel, FixedSize, Poisson, Workload
 from tacit.privacy.gaussian import for_each_stretch

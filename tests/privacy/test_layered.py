@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import tacit
-from tacit.config.fit import fit
+from tacit.api.fitting import fit
 from tacit.errors import UserError
 from tacit.privacy import ClientLevel, Clip, FixedSize, Grid, Poisson, PoissonGaussian, Workload, epsilon
 from tacit.privacy.audit import from_scores

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from tacit.lazy import lazily
 
 if TYPE_CHECKING:
+    from tacit.api.auditing import audit
     from tacit.api.exporting import export, trained
     from tacit.api.extrapolating import extrapolations
+    from tacit.api.fitting import fit
     from tacit.api.folders import RUNS, new_folder
     from tacit.api.inputs import dataset, load
     from tacit.api.planning import plan
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RUNS",
+    "audit",
     "compare",
     "dataset",
     "export",
     "extrapolations",
+    "fit",
     "ledger",
     "load",
     "new_folder",
@@ -45,8 +49,10 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {
+        "tacit.api.auditing": "audit",
         "tacit.api.exporting": "export trained",
         "tacit.api.extrapolating": "extrapolations",
+        "tacit.api.fitting": "fit",
         "tacit.api.folders": "RUNS new_folder",
         "tacit.api.inputs": "dataset load",
         "tacit.api.planning": "plan",

@@ -35,7 +35,7 @@ def audit(
     - `tacit audit quickstart.yaml --canaries 400 --picture audit.png`
     """
     from tacit import config
-    from tacit.config.audit import audit as run_audit
+    from tacit.api import audit as run_audit
     from tacit.config.sweep import load_one
 
     resolved = load_one(file, config.parse_overrides(overrides))

@@ -28,8 +28,8 @@ def fit(
 
     - `tacit fit quickstart.yaml --set model=vit-tiny --set local.batch=256`
     """
+    from tacit.api import fit as estimate
     from tacit.config import parse_overrides
-    from tacit.config.fit import fit as estimate
     from tacit.config.sweep import load_one
 
     found = estimate(load_one(file, parse_overrides(overrides)))

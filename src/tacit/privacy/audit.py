@@ -92,6 +92,33 @@ class Audit:
         )
 
 
+@dataclass(frozen=True)
+class AuditReport:
+    """Both audits of a config, and what the run's guesser saw."""
+
+    mechanism: Audit
+    run: Audit | None
+    inside: Bools | None = None
+    scores: Floats | None = None
+
+    @property
+    def refuted(self) -> bool:
+        """Whether either claim was shown to be false."""
+        return self.mechanism.refuted or (self.run is not None and self.run.refuted)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        run = None if self.run is None else self.run.to_dict()
+        return {"mechanism": self.mechanism.to_dict(), "run": run, "refuted": self.refuted}
+
+    def text(self) -> str:
+        """The same for a person."""
+        lines = [f"The mechanism, {self.mechanism.text()}"]
+        if self.run is not None:
+            lines.append(f"The run, {self.run.text()}")
+        return "\n".join(lines)
+
+
 def percent(confidence: float) -> str:
     """A confidence for a person to read, never rounded up to certainty."""
     return f"{100 * confidence:.10g} %"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.config.audit import AuditReport
 from tacit.errors import UserError
-from tacit.privacy.audit import percent
+from tacit.privacy.audit import AuditReport, percent
 
 
 def draw_audit(report: AuditReport, file: Path, title: str = "") -> None:

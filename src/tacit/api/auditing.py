@@ -11,9 +11,8 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tacit.config.build import build_job, build_sampling, build_settings
 from tacit.config.schema import Config
@@ -24,35 +23,8 @@ from tacit.errors import UserError
 from tacit.federation import Federation, Tracker
 from tacit.federation.canaries import RecordCanaries, WatchedClients, WatchedExamples
 from tacit.privacy import ClientLevel, ExampleLevel
-from tacit.privacy.audit import Audit, Bools, Floats, from_canaries, gaussian_estimate
+from tacit.privacy.audit import Audit, AuditReport, from_canaries, gaussian_estimate
 from tacit.privacy.games import audit_mechanism
-
-
-@dataclass(frozen=True)
-class AuditReport:
-    """Both audits of a config, and what the run's guesser saw."""
-
-    mechanism: Audit
-    run: Audit | None
-    inside: Bools | None = None
-    scores: Floats | None = None
-
-    @property
-    def refuted(self) -> bool:
-        """Whether either claim was shown to be false."""
-        return self.mechanism.refuted or (self.run is not None and self.run.refuted)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        run = None if self.run is None else self.run.to_dict()
-        return {"mechanism": self.mechanism.to_dict(), "run": run, "refuted": self.refuted}
-
-    def text(self) -> str:
-        """The same for a person."""
-        lines = [f"The mechanism, {self.mechanism.text()}"]
-        if self.run is not None:
-            lines.append(f"The run, {self.run.text()}")
-        return "\n".join(lines)
 
 
 def audit(

@@ -12,8 +12,8 @@ import torch
 import tacit
 from conftest import blobs
 from methods_small import configured
+from tacit.api.fitting import _records, fit
 from tacit.config.build import build_job
-from tacit.config.fit import _records, fit
 from tacit.config.methods import METHODS
 from tacit.data.speech.tiny import tiny
 from tacit.engine.footprint import Live
