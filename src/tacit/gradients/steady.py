@@ -8,6 +8,12 @@ is 0 but for those bits, a neighbour turns its gradient on or off.
 Here products have at least `ROWS` rows and `COLUMNS` columns, and a number of rows that leaves none over;
 what is missing is filled up with zeros. How many rows a processor takes at a time is found by trial: with
 MKL on AVX2 any number above 11 will do in float32, and in float64 multiples of four on one thread.
+Convolutions with kernels of one pixel, which torch computes in several ways, are products here. Functions of
+single numbers are computed in whole vectors, so that none of them are left over; so are sums over an axis
+that comes before the records'.
+
+This was measured on one thread of a CPU with AVX2, of products on two (`tests/adversarial`), and is said of
+nothing else. Fused attention and recurrent layers are as torch computes them.
 
 >>> x, weight = torch.randn(2, 17), torch.randn(3, 17)
 >>> linear(x, weight).shape, bool(torch.allclose(linear(x, weight), F.linear(x, weight), atol=1e-5))
@@ -17,7 +23,8 @@ MKL on AVX2 any number above 11 will do in float32, and in float64 multiples of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -27,6 +34,10 @@ from torch.nn import functional as F
 ROWS = COLUMNS = 16
 STEPS = (1, 4, 8, 16, 32)
 """Rows of which a processor may need a multiple."""
+VECTOR = 64
+"""Numbers that a function takes at a time, at most: two vectors of half precision with AVX-512."""
+GRAIN = 32_768
+"""Numbers up to which torch computes a function on one thread."""
 _TRIED = ((200, 64), (768, 16), (33, 16))
 """Features and columns of the products that are tried: an aligned one, a deep one, an odd one."""
 
@@ -37,8 +48,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     missing = _missing(input, rows)
     # A few columns are no worse than many where vectors of four fit into a row of weights; a single one is.
     more = 0 if columns > 1 and not input.shape[-1] % 4 and weight.is_contiguous() else COLUMNS - columns
-    if weight.dim() != 2 or not rows or max(missing, more) <= 0:
+    if weight.dim() != 2 or not rows:
         return F.linear(input, weight, bias)
+    if max(missing, more) <= 0:
+        return F.linear(
+            input.contiguous(), weight, bias
+        )  # a view of a turned tensor takes a kernel of its own
     y = F.linear(
         _filled(input.reshape(rows, -1), missing),
         _filled(weight, more),
@@ -67,6 +82,71 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """`torch.mm`."""
     return matmul(input, mat2)
+
+
+def _one_pixel(convolution: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`torch.conv1d` or `torch.conv2d`, whose kernels of one pixel are products."""
+
+    @functools.wraps(convolution)
+    def steady(
+        input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | Sequence[int] = 1,
+        padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        unpadded = padding == "valid" or (padding != "same" and not any(_each(padding)))
+        if prod(weight.shape[2:]) > 1 or not unpadded or input.dim() != weight.dim():
+            return convolution(input, weight, bias, stride, padding, dilation, groups)
+        for axis, step in enumerate([stride] * (input.dim() - 2) if isinstance(stride, int) else stride, 2):
+            if step > 1:
+                input = input[(slice(None),) * axis + (slice(None, None, step),)]
+        if groups == 1 and not input.is_contiguous():  # channels last: one row for each pixel
+            return linear(input.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
+        b, _, *sides = input.shape
+        pixels, matrix = prod(sides), weight.view(groups, len(weight) // groups, -1)
+        # A matrix for each record, filled up so that all of them begin where vectors do.
+        images = F.pad(input.reshape(b, groups, -1, pixels), (0, -pixels % 8))
+        y = torch.matmul(matrix.expand(b, -1, -1, -1), images)[..., :pixels].reshape(b, -1, *sides)
+        return y.clone() if bias is None else y + bias.view(-1, *[1] * len(sides))
+
+    return steady
+
+
+def _each(option: int | Sequence[int]) -> Sequence[int]:
+    return (option,) if isinstance(option, int) else option
+
+
+def _in_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of single numbers, such as `torch.sigmoid`, computed in whole vectors by every thread."""
+
+    @functools.wraps(function)
+    def steady(input: Tensor, *options: Any, **named: Any) -> Tensor:
+        numbers = input.numel()
+        # As torch shares them out; each of its threads must have whole vectors.
+        step = VECTOR * max(1, min(torch.get_num_threads(), -(-numbers // GRAIN)))
+        if input.device.type != "cpu" or not numbers % step or any(isinstance(o, Tensor) for o in options):
+            return function(input, *options, **named)
+        in_place = named.pop("inplace", False)
+        filled = _filled(input.reshape(-1), -numbers % step, 1.0)  # where all of them have a slope
+        y = function(filled, *options, **named)[:numbers].view(input.shape)
+        return input.copy_(y) if in_place else y.clone()
+
+    return steady
+
+
+def _over_columns(reduction: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`torch.sum` or `torch.mean`. Over a first axis it takes several columns at a time, and those that are
+    left over in another order.
+    """
+
+    @functools.wraps(reduction)
+    def steady(input: Tensor, dim: Any = None, *options: Any, **named: Any) -> Tensor:
+        axes = [axis % input.dim() for axis in _each(dim)] if dim is not None and input.dim() else []
+        missing = -input.shape[-1] % VECTOR if axes else 0
+        if 0 not in axes or input.dim() - 1 in axes or not missing or input.device.type != "cpu":
+            return reduction(input, *(() if dim is None else (dim,)), *options, **named)
+        columns = input.shape[-1]
+        return reduction(F.pad(input, (0, missing)), dim, *options, **named)[..., :columns].clone()
+
+    return steady
 
 
 def _unsteady(x: Tensor, weight: Tensor) -> bool:
@@ -104,14 +184,25 @@ def _same(x: Tensor, weight: Tensor, rows: int) -> bool:
     return torch.equal(F.linear(x[order], weight), F.linear(x, weight)[order])
 
 
-def _filled(tensor: Tensor, missing: int) -> Tensor:
-    return tensor if missing <= 0 else F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing))
+def _filled(tensor: Tensor, missing: int, value: float = 0.0) -> Tensor:
+    if missing <= 0:
+        return tensor
+    return F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing), value=value)
 
+
+_FUNCTIONS: list[Callable[..., Tensor]] = [
+    *(F.celu, F.elu, F.gelu, F.logsigmoid, F.mish, F.selu, F.silu, F.softplus),
+    *(torch.sigmoid, Tensor.sigmoid, torch.pow, Tensor.pow, Tensor.__pow__),
+]
+"""Those seen to round the last numbers of a tensor in another way than the others, and their kin."""
 
 STEADY: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear,
     torch.addmm: addmm,
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), matmul),
     **dict.fromkeys((torch.mm, Tensor.mm), mm),
+    **{convolution: _one_pixel(convolution) for convolution in (torch.conv1d, torch.conv2d)},
+    **{function: _in_vectors(function) for function in _FUNCTIONS},
+    **{over: _over_columns(over) for over in (torch.sum, Tensor.sum, torch.mean, Tensor.mean)},
 }
 """What the tape runs instead of torch's own; arguments are called what torch calls them."""
