@@ -7,11 +7,14 @@ that. Here it is measured, with records that are all clipped (the worst case), b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tacit.errors import UserError
 from tacit.gradients import ClippedGradient, steady
@@ -61,6 +64,16 @@ measured = pytest.mark.skipif(
 )
 
 
+@contextmanager
+def on_threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def on_the_kink(weight: Tensor, records: int) -> Tensor:
     """Records whose products with a row of weights are 0 but for float32's rounding."""
     x = torch.randn(records, len(weight), dtype=torch.float64)
@@ -95,9 +108,7 @@ def test_no_record_turns_another_ones_gradient_on(
     """One unit counts, and every record sits on its ReLU's kink: with another number of records a kernel
     that adds up in another order would turn whole gradients on or off, and move the sum by several C.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         torch.manual_seed(1)
         hidden = 1 if kind == "narrow" else 24
         body: nn.Module = {
@@ -129,22 +140,20 @@ def test_no_record_turns_another_ones_gradient_on(
                     moved = float((whole - total(x[torch.arange(size) != out])).norm())
                     assert moved <= C * (1 + NUMERICAL), (size, out, moved / C)
         assert alive > 5, "about half of them are on the side where a gradient is"
-    finally:
-        torch.set_num_threads(before)
 
 
 @measured
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("half", [False, True])
 def test_products_round_every_row_alike(half: bool, threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        torch.manual_seed(0)
-        for features, columns in ((784, 200), (200, 10), (17, 1), (64, 1), (33, 7), (512, 5), (96, 384)):
+    torch.manual_seed(0)
+    shapes = ((784, 200), (200, 10), (17, 1), (64, 1), (33, 7), (512, 5), (96, 384), (3, 17), (33, 100))
+    with on_threads(threads):
+        for features, columns in shapes:
             x, weight, bias = torch.randn(96, features), torch.randn(columns, features), torch.randn(columns)
             products: dict[str, Callable[[Tensor], Tensor]] = {
                 "linear": lambda x, weight=weight, bias=bias: steady.linear(x, weight, bias),
+                "turned": lambda x, weight=weight: steady.linear(x.t().contiguous().t(), weight),
                 "addmm": lambda x, weight=weight, bias=bias: steady.addmm(bias, x, weight.t().contiguous()),
                 "matmul": lambda x, weight=weight: steady.matmul(x, weight.t().contiguous()),
                 "vector": lambda x, weight=weight: steady.matmul(x, weight[0]),
@@ -152,11 +161,104 @@ def test_products_round_every_row_alike(half: bool, threads: int) -> None:
             for name, product in products.items():
                 with torch.autocast("cpu", enabled=half):
                     whole = product(x)
-                    for rows in range(1, 64):
+                    for rows in range(1, 64, 1 if threads == 1 else 9):
                         chosen = torch.randperm(96)[:rows]
                         assert torch.equal(product(x[chosen]), whole[chosen]), (name, features, columns, rows)
-    finally:
-        torch.set_num_threads(before)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    **{f.__name__: f for f in (F.elu, F.mish, F.silu, F.softplus, torch.sigmoid)},
+    "tanh's gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "in place": lambda x: F.silu(x.clone(), inplace=True),
+    "tokens first": lambda x: x.transpose(0, 1).contiguous().mean(0),
+    "records last": lambda x: x[..., 0].t().contiguous().sum(dim=0).unsqueeze(1),
+}
+
+
+class Kinked(nn.Module):
+    """One number of a function's, and its kink exactly there."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], bias: Tensor) -> None:
+        super().__init__()
+        self.function, self.bias, self.scale = (
+            function,
+            nn.Parameter(bias),
+            nn.Parameter(torch.ones(bias.shape)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.function(x) + self.bias).relu() * self.scale).flatten(1).sum(1)
+
+
+@measured
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_record_turns_another_ones_gradient_on_by_a_function(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch rounds the last numbers of a tensor in another way than the others: equal records are then on
+    both sides of a kink, and which of them is where follows from their number.
+    """
+    function, cases = FUNCTIONS[name], []
+    shapes = ((1, 1), (1, 13), (5, 1), (17, 8), (2, 33), (8, 16))
+    for (tokens, width), seed, size in product(shapes, range(20), (9, 16, 27, 32)):
+        torch.manual_seed(seed)
+        x = torch.randn(1, tokens, width).expand(size, -1, -1).contiguous()
+        whole, fewer = function(x), function(x[:-1].clone())
+        differ, lowest = (whole[:-1] != fewer).sum(0).flatten(), torch.minimum(whole.amin(0), fewer.amin(0))
+        bias = torch.full_like(lowest, -1e3).flatten()
+        bias[differ.argmax()] = -lowest.flatten()[differ.argmax()]
+        if differ.any():
+            cases.append((int(differ.max()), x, bias.view(lowest.shape)))
+    if not cases:
+        pytest.skip("torch rounds it alike by itself")
+    for _, x, bias in sorted(cases, key=lambda case: case[0])[-5:]:
+        clipped = ClippedGradient(Kinked(function, bias))
+        monkeypatch.setattr(clipped, "_test", lambda batch, losses: None)
+
+        def total(x: Tensor, clipped: ClippedGradient = clipped) -> Tensor:
+            clipped({"x": x}, lambda model, batch: model(batch["x"]) * 1e12, C)
+            return clipped.flat.grad.double().clone()
+
+        assert float((total(x) - total(x[:-1])).norm()) <= C * (1 + NUMERICAL)
+        assert clipped.obstacle is None
+
+
+@measured
+@pytest.mark.parametrize(
+    "function", [F.celu, F.gelu, F.logsigmoid, F.selu, torch.pow], ids=lambda f: f.__name__
+)
+def test_functions_round_every_record_alike(function: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    options = (2.5,) if function is torch.pow else ()
+    for tokens, width in product((1, 5, 200), (1, 3, 13, 33)):
+        x = torch.randn(40, tokens, width).abs()
+        whole = steady.STEADY[function](x, *options)
+        torch.testing.assert_close(whole, function(x, *options))
+        for records in (1, 2, 3, 13, 20, 39):
+            chosen = torch.randperm(40)[:records]
+            assert torch.equal(steady.STEADY[function](x[chosen], *options), whole[chosen])
+
+
+@measured
+def test_convolutions_of_one_pixel_round_every_record_alike() -> None:
+    torch.manual_seed(0)
+    for (c, o, groups), side, stride in product(((33, 7, 1), (64, 24, 1), (16, 8, 4)), (1, 3, 7, 8), (1, 2)):
+        x, bias = torch.randn(33, c, side, side), torch.randn(o)
+        weight = torch.randn(o, c // groups, 1, 1)
+        layouts = {
+            "2d": (torch.conv2d, x, weight),
+            "channels last": (torch.conv2d, x.contiguous(memory_format=torch.channels_last), weight),
+            "1d": (torch.conv1d, x.flatten(2), weight[..., 0]),
+        }
+        for name, (plain, x, weight) in layouts.items():
+            whole = steady.STEADY[plain](x, weight, bias, stride, 0, 1, groups)
+            torch.testing.assert_close(
+                whole, plain(x, weight, bias, stride, 0, 1, groups), rtol=1e-4, atol=1e-4
+            )
+            for records in (2, 3, 15, 16, 17, 32):
+                chosen = torch.randperm(33)[:records]
+                found = steady.STEADY[plain](x[chosen], weight, bias, stride, 0, 1, groups)
+                assert torch.equal(found, whole[chosen]), (name, c, o, groups, side, stride, records)
 
 
 @pytest.mark.parametrize("tokens", [1, 8])

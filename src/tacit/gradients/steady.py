@@ -1,19 +1,19 @@
-"""Products whose every row is rounded in the same way, whatever stands in the rows beside it.
+"""Operations that round a record's numbers in the same way, whatever records stand beside it.
 
 A library of products takes another kernel for few rows, for the last few of them, or for few columns, and
 each kernel adds up in an order of its own. So a record's numbers differ in their last bits with the number of
 its neighbours. That is nothing to a gradient, but for a record on a kink of the network: where a ReLU's input
 is 0 but for those bits, a neighbour turns its gradient on or off.
 
-Here products have at least `ROWS` rows and `COLUMNS` columns, and a number of rows that leaves none over;
-what is missing is filled up with zeros. How many rows a processor takes at a time is found by trial: with
-MKL on AVX2 any number above 11 will do in float32, and in float64 multiples of four on one thread.
-Convolutions with kernels of one pixel, which torch computes in several ways, are products here. Functions of
-single numbers are computed in whole vectors, so that none of them are left over; so are sums over an axis
-that comes before the records'.
+Here products have at least `ROWS` rows, a number of rows that leaves none over, and a multiple of `COLUMNS`
+where that matters; what is missing is filled up with zeros. How many rows a processor takes at a time is
+found by trial: with MKL on AVX2 any number above 11 will do in float32, and in float64 multiples of four on
+one thread. Convolutions with kernels of one pixel, which torch computes in several ways, are products here.
+Functions of single numbers are computed in whole vectors, so that none of them are left over; so are sums
+over an axis that comes before the records'.
 
-This was measured on one thread of a CPU with AVX2, of products on two (`tests/adversarial`), and is said of
-nothing else. Fused attention and recurrent layers are as torch computes them.
+This was measured on one thread of a CPU with AVX2, of products on several (`tests/adversarial`), and is
+said of nothing else. Fused attention and recurrent layers are as torch computes them.
 
 >>> x, weight = torch.randn(2, 17), torch.randn(3, 17)
 >>> linear(x, weight).shape, bool(torch.allclose(linear(x, weight), F.linear(x, weight), atol=1e-5))
@@ -46,14 +46,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`."""
     rows, columns = input.shape[:-1].numel(), len(weight)
     missing = _missing(input, rows)
-    # A few columns are no worse than many where vectors of four fit into a row of weights; a single one is.
-    more = 0 if columns > 1 and not input.shape[-1] % 4 and weight.is_contiguous() else COLUMNS - columns
+    # Any number of columns but one will do where vectors of four fit into a row of weights.
+    more = 0 if columns > 1 and not input.shape[-1] % 4 and weight.is_contiguous() else -columns % COLUMNS
     if weight.dim() != 2 or not rows:
         return F.linear(input, weight, bias)
     if max(missing, more) <= 0:
-        return F.linear(
-            input.contiguous(), weight, bias
-        )  # a view of a turned tensor takes a kernel of its own
+        return F.linear(input.contiguous(), weight, bias)  # a turned view would take a kernel of its own
     y = F.linear(
         _filled(input.reshape(rows, -1), missing),
         _filled(weight, more),
@@ -65,7 +63,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Tensor:
     """`torch.addmm`, of a bias for each column."""
-    if input.dim() == 1 and not scales and _unsteady(mat1, mat2):
+    if input.dim() == 1 and not scales:
         return linear(mat1, mat2.t(), input)
     return torch.addmm(input, mat1, mat2, **scales)
 
@@ -74,7 +72,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """`torch.matmul`, of rows and one matrix or one vector."""
     if input.dim() > 1 and other.dim() == 1:
         return linear(input, other.unsqueeze(0)).squeeze(-1)
-    if input.dim() > 1 and other.dim() == 2 and _unsteady(input, other):
+    if input.dim() > 1 and other.dim() == 2:
         return linear(input, other.t())
     return torch.matmul(input, other)
 
@@ -147,10 +145,6 @@ def _over_columns(reduction: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return reduction(F.pad(input, (0, missing)), dim, *options, **named)[..., :columns].clone()
 
     return steady
-
-
-def _unsteady(x: Tensor, weight: Tensor) -> bool:
-    return weight.shape[-1] < COLUMNS or _missing(x, x.shape[:-1].numel()) > 0
 
 
 def _missing(x: Tensor, rows: int) -> int:

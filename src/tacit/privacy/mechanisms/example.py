@@ -23,11 +23,11 @@ grid and not contributions. With d coordinates, a clipping norm of C and a grid 
   rounding of its own norm gets 2⁻¹¹ of that, which is proved (`tacit.gradients.records.at_least`);
 - *mended, and measured on one kind of processor*: a record on a kink of its network. Kernels round a
   record's numbers in another way for another number of records, and where a ReLU's input is 0 but for its
-  last bits, that turns a gradient on or off: records made for it moved a sum of four by 4.8 C. Products are
-  therefore filled up until one kernel computes every row (`tacit.gradients.steady`), and a convolution has no
-  record alone where others have company. Not covered is what is left: functions whose last few numbers are
-  computed in another way (SiLU and powers, where a batch's numbers are no multiple of eight), recurrent
-  layers, what `torch.func` computes, and other devices.
+  last bits, that turns a gradient on or off: records made for it moved a sum of four by 4.8 C, and one of 32
+  by 32 C. Products, functions of single numbers and sums over a leading axis are therefore filled up until
+  one kernel computes everything (`tacit.gradients.steady`), and a convolution has no record alone where
+  others have company. Not covered is what is left: convolutions on several threads or in groups, fused
+  attention, recurrent layers, what `torch.func` computes, and other devices.
 
 Rounding and arithmetic are part of the sensitivity: the noise has standard deviation z·(C/u·(1 + s) + √d)
 units, so the accountant is told z and is right. That a record's clipped gradient depends on no other record
@@ -299,9 +299,9 @@ class ExampleLevel(Mechanism):
                 "a person with several records: protection weakens with their number",
                 "records on a kink of the network to the last bit, such as a ReLU's input that rounds to "
                 "just above or below 0, where a device rounds a record's numbers in another way beside other "
-                "records: products and convolutions do not on a CPU with AVX2, where it was measured; "
-                "recurrent layers, SiLU and powers of odd widths, models computed record by record, and "
-                "other devices may",
+                "records: on one thread of a CPU with AVX2, where it was measured, products, convolutions, "
+                "activations and sums do not; convolutions on several threads or in groups, fused attention, "
+                "recurrent layers, models computed record by record, and other devices may",
                 "a single text where data.pack joined texts: an example is what it joined, and one text less "
                 "moves its neighbours to other examples",
                 "what a model draws for records other than by dropout, bernoulli, uniform, normal_ and "
