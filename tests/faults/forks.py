@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,16 @@ def _said(file: Any) -> str:
         return str(file.read().decode(errors="replace"))
 
 
+@cache
+def _built() -> Any:
+    """The command, built once and not for each call."""
+    return typer.main.get_command(cli.app)
+
+
 def command(*arguments: str | Path, seconds: float = HANG) -> End:
     """`tacit ARGUMENTS…` in this process, by its own entry point."""
-    if isinstance(cli.app, typer.Typer):
-        cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]  # built once, not for each call
-    argv, code, hung = sys.argv, CRASHED, False
-    sys.argv = ["tacit", *map(str, arguments)]
+    argv, app, code, hung = sys.argv, cli.app, CRASHED, False
+    sys.argv, cli.app = ["tacit", *map(str, arguments)], _built()
     with _spoken() as files:
         try:
             with alarm(seconds):
@@ -113,7 +118,7 @@ def command(*arguments: str | Path, seconds: float = HANG) -> End:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.argv = argv
+            sys.argv, cli.app = argv, app  # other tests of this process know it as it was
     return End(code, _said(files[0]), _said(files[1]), hung)
 
 
@@ -199,9 +204,7 @@ def cli_main(*arguments: str | Path) -> Callable[[], None]:
     """`tacit ARGUMENTS…` for a fork: its own entry point, its own exit code."""
 
     def play() -> None:
-        if isinstance(cli.app, typer.Typer):
-            cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]
-        sys.argv = ["tacit", *map(str, arguments)]
+        sys.argv, cli.app = ["tacit", *map(str, arguments)], _built()
         cli.main()
 
     return play
