@@ -6,6 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
+# Modules are compiled when they are first imported, not all of them when they are installed.
+INSTALL := install --no-compile
+
 # Something of every room; the whole of privacy but what is marked slow.
 FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tests/config/test_methods.py tests/test_rooms.py \
 	tests/test_randomness.py tests/algorithms/test_methods_transcriptions.py tests/data/test_data_batches.py \
@@ -14,21 +17,23 @@ FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tes
 	tests/fetching tests/deploy/test_messages.py
 RESULTS := results-002 results-004 results-000 results-003
 
-.PHONY: help demo deploy-demo test test-fast test-long lint docs bench torture results results-small $(RESULTS) clean
+.PHONY: help setup demo deploy-demo test test-fast test-long lint docs bench torture results results-small $(RESULTS) clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; about two minutes)…"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@$(PIP) install -c constraints.txt -e .
+	@$(PIP) $(INSTALL) -c constraints.txt torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@$(PIP) $(INSTALL) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Adding what the tests need…"
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(PIP) $(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@
+
+setup: $(VENV)/.installed-dev $(VENV)/.bench-resolves  ## the environment of the tests, and nothing else
 
 demo: $(VENV)/.installed  ## set everything up and train a small model on real data
 	@$(BIN)/tacit run recipes/quickstart.yaml
