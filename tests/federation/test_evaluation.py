@@ -4,13 +4,17 @@ clients.
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import tacit
@@ -20,9 +24,12 @@ from conftest import blobs
 from methods_small import configured, halves, play, small
 from tacit.config.build import build_job, build_probe
 from tacit.errors import UserError
+from tacit.federation.stopping import Watch
 from tacit.privacy.sampling import Poisson
 from tacit.report import compare
-from tacit.tasks import Classification
+from tacit.report.progress import LiveProgress
+from tacit.tasks import Classification, headline
+from tacit.tasks.headline import KEPT
 
 OWN = {"data.holdout": 0.25, "evaluate.clients": 4, "rounds": 3, "local.batch": 3}
 
@@ -248,3 +255,65 @@ def test_clients_without_records_of_their_own_cannot_be_tested() -> None:
     tacit.run(configured("fedavg", {"model": "logistic"}), "run", dataset=small())
     with pytest.raises(UserError, match="no test split of their own"):
         tacit.test_clients("run", 2, dataset=small())
+
+
+def told(trackers: list[Any]) -> list[str]:
+    return [note for tracker in trackers for note in tracker.notes if "nobody trains" in note]
+
+
+class Listener(tacit.Tracker):
+    """Remembers the notes of a run."""
+
+    def start(self, round: int, rounds: int, facts: Mapping[str, Any]) -> None:
+        self.notes = facts["notes"]
+
+
+def test_a_run_whose_clients_keep_a_part_is_judged_by_their_own_models() -> None:
+    heard = Listener()
+    best = {"evaluate.keep_best": True, "privacy": None}
+    result = play(configured("centaur", OWN | best), "own", trackers=[heard]).result
+    assert told([heard]) == []
+    assert headline(result.metrics[-1]).name == "personal_accuracy"
+    assert result.best() == max(record["personal_accuracy"] for record in result.metrics)
+    assert result.kept is not None and "personal accuracy" in result.kept
+    table = compare.rows(compare.find_runs([result.path]))
+    assert compare.judged_by(table).name == "personal_accuracy" and not compare.untrained(table)
+    plain = play(configured("fedavg", OWN), "fedavg").result
+    assert headline(plain.metrics[-1]).name == "accuracy", "what all of them train is judged on the test set"
+    play(configured("fedavg"), "without")
+    mixed = compare.rows(compare.find_runs([result.path, Path("without")]))
+    assert compare.judged_by(mixed).name == "accuracy" and compare.untrained(mixed)
+
+
+def test_a_number_with_a_part_that_nobody_trains_is_told_to_be_one() -> None:
+    heard = Listener()
+    result = play(configured("centaur"), "plain", trackers=[heard]).result
+    (note,) = told([heard])
+    assert "clients keep head" in note and "data.holdout: 0.1 and evaluate.clients: 100" in note
+    table = compare.rows(compare.find_runs([result.path]))
+    assert compare.judged_by(table).name == "accuracy" and compare.untrained(table)
+    play(configured("fedavg"), "fedavg", trackers=[heard])
+    assert told([heard]) == []
+
+
+def test_the_progress_and_the_card_tell_of_clients_own_models() -> None:
+    screen = Console(file=io.StringIO(), width=200)
+    result = play(configured("centaur", OWN), "own", trackers=[LiveProgress(screen)]).result
+    shown = f"personal accuracy {result.last('personal_accuracy'):.1%}"
+    assert isinstance(screen.file, io.StringIO) and shown in screen.file.getvalue()
+    assert f" {result.last('accuracy'):.1%}" not in screen.file.getvalue().replace(shown, "")
+    tacit.export(result.path, Path("exported"), model=halves(), dataset=small())
+    card = (Path("exported") / "README.md").read_text()
+    assert f"{shown} on clients' own test records" in card and "Each client trained head for itself" in card
+    without = play(configured("centaur"), "plain").result
+    tacit.export(without.path, Path("exported-plain"), model=halves(), dataset=small())
+    card = (Path("exported-plain") / "README.md").read_text()
+    assert "which nobody trained, and which that number is with" in card
+
+
+def test_the_best_so_far_of_clients_own_models_survives_a_checkpoint() -> None:
+    watch, later = Watch(), Watch()
+    watch.hear({"round": 1, "accuracy": 0.9, "personal_accuracy": 0.5, KEPT: 3})
+    later.restore(watch.saved())
+    assert not later.hear({"round": 2, "accuracy": 0.95, "personal_accuracy": 0.4, KEPT: 3})
+    assert later.hear({"round": 3, "accuracy": 0.1, "personal_accuracy": 0.6, KEPT: 3})

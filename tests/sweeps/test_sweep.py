@@ -55,6 +55,16 @@ def test_choosing_by_protected_records_is_refused(tmp_path: Path) -> None:
     assert read_sweep(file, {}) is not None, "comparing without choosing claims what each run claims"
 
 
+def test_choosing_by_a_part_that_nobody_trains_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP.replace("{method: fedavg}", "{method: centaur, privacy.entropy: seed}"))
+    with pytest.raises(UserError, match=r"sweep\.tune: clients of centaur keep head .* evaluate\.clients"):
+        read_sweep(file, {})
+    assert read_sweep(file, {"evaluate.clients": 4}) is not None
+    file.write_text(file.read_text().replace("  tune:", "  #"))
+    assert read_sweep(file, {}) is not None, "nothing is chosen"
+
+
 @pytest.mark.slow
 def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"

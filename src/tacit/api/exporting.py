@@ -117,7 +117,8 @@ def export(
         # would know that it was trained on, and names are names.
         if (folder / STATEMENT).exists():
             shutil.copyfile(folder / STATEMENT, partial / STATEMENT)
-        text = card(run, said, dataset.label_names, how_to, config.model.hub, _inputs(dataset))
+        personal = algorithm.personal_part
+        text = card(run, said, dataset.label_names, how_to, config.model.hub, _inputs(dataset), personal)
         write_atomically(partial / "README.md", text)
         partial.rename(into)
     except OSError as error:

@@ -84,11 +84,11 @@ def comparison(table: list[Row]) -> Table:
     from tacit.report.compare import judged_by
 
     metric = judged_by(table)
-    what, unit = "" if metric.name == "accuracy" else f"{metric.title} ", " %" if metric.share else ""
+    what, unit = metric.title.removesuffix("accuracy").strip(), " %" if metric.share else ""
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    own = any(row.own(metric) for row in table)
+    own = any(row.own(metric) for row in table if row.own_name(metric) != metric.name)
     private = any(row.protects for row in table)
-    titles = ["", "seeds", "rounds", f"{what}last{unit}", f"best{unit}"]
+    titles = ["", "seeds", "rounds", f"{what} last{unit}".lstrip(), f"best{unit}"]
     titles += [f"own{unit}"] * own + ["ε", "of a"] * private + ["MB", "s"]
     for title in titles:
         side: Literal["left", "right"] = "left" if title in ("", "of a") else "right"
@@ -132,7 +132,15 @@ def _plain(difference: Difference) -> dict[str, float | None]:
 
 def remarks(table: list[Row]) -> list[str]:
     """What the numbers alone would hide."""
+    from tacit.report.compare import untrained
+
     found = []
+    if untrained(table):
+        found.append(
+            "clients of some keep a part of the model to themselves, and these numbers are with its initial "
+            "one, which nobody trains; data.holdout and evaluate.clients, in every run, give those of "
+            "clients' own models"
+        )
     if (unfinished := sum(row.unfinished for row in table)) > 0:
         found.append(f"{unfinished} of these runs are not finished: their rows say how far they came")
     if any(row.runs[0].simulated for row in table):

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,10 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
         try:
             for candidate in (point, *sweep.candidates(point)):
                 config = sweep.config(candidate)
-                refuse_misfits(config, build_algorithm(config.method.name, config.method.options))
+                algorithm = build_algorithm(config.method.name, config.method.options)
+                refuse_misfits(config, algorithm)
+                if sweep.family(point).tune:
+                    _refuse_untrained_choice(config, algorithm.personal_part)
         except UserError as error:
             raise UserError(f"{file}: sweep point {slug(candidate)}: {error}") from None
         if slug(point) in names:
@@ -167,6 +170,16 @@ def _refuse_unpaid_choice(config: Config, candidates: int) -> None:
             "privacy.entropy: seed (a simulation, which claims nothing), fix the values that are tuned, or "
             "choose by hand the best of a random number of runs, judged by public records: "
             f"{_price(config, candidates)}"
+        )
+
+
+def _refuse_untrained_choice(config: Config, personal: Sequence[str]) -> None:
+    """Values must not be chosen by a part of the model that nobody trains."""
+    if personal and not config.evaluate.clients:
+        raise UserError(
+            f"sweep.tune: clients of {config.method.name} keep {', '.join(personal)} to themselves, and "
+            "validation records would judge the initial one, which nobody trains; set data.holdout: 0.1 and "
+            "evaluate.clients: 100 to choose by clients' own models"
         )
 
 

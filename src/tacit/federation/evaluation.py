@@ -9,13 +9,30 @@ from tacit import randomness
 from tacit.engine import Engine, Job, Tune
 from tacit.federation.server import Server
 from tacit.federation.tracking import Record
+from tacit.tasks.headline import KEPT
 
 
 def evaluation(server: Server, engine: Engine) -> Record:
     """Metrics on the common test set and, where the settings ask for them, of clients' own models."""
     tune = server.settings.evaluate.tune
     found: Record = engine.evaluate(server.message()) | _clients(server, engine, "personal", None)
+    if kept := server.layout.size - server.layout.shared:
+        found[KEPT] = kept
     return found if tune is None else found | _clients(server, engine, "tuned", tune)
+
+
+def untrained_part(job: Job, clients: int) -> str | None:
+    """A word where parameters that nobody trains judge a run; `clients` are tested by themselves."""
+    metrics = None if job.privacy is None else job.privacy.metrics
+    if not job.algorithm.personal_part or clients or (metrics is not None and metrics.accuracy):
+        return None
+    private = job.privacy is not None and job.privacy.withholds
+    keys = "privacy.metrics.accuracy: true" if private else "evaluate.clients: 100"
+    return (
+        f"clients keep {', '.join(job.algorithm.personal_part)} to themselves: numbers on the common test "
+        "set are with the initial one, which nobody trains; for clients' own models set data.holdout: "
+        f"0.1 and {keys}"
+    )
 
 
 def some_clients(job: Job, count: int) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from tacit.engine.secure import Secured
 from tacit.errors import Diverged, UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
-from tacit.federation.evaluation import evaluation
+from tacit.federation.evaluation import evaluation, untrained_part
 from tacit.federation.records import record_of
 from tacit.federation.result import Result
 from tacit.federation.round import run_round
@@ -94,6 +94,8 @@ class Federation:
         if claims and job.population.splits_users:
             self._notes.append(SPLIT_USERS)
             self.spending.remarks += [SPLIT_USERS] if SPLIT_USERS not in self.spending.remarks else []
+
+        self.note(untrained_part(job, settings.evaluate.clients) or "")
 
     def note(self, said: str) -> None:
         """Something for a person to hear of when the run begins."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from tacit.federation.tracking import Record
 from tacit.tasks import Headline, headline
+from tacit.tasks.headline import KEPT
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Watch:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint holds."""
         if saved:
-            self.metric = headline({saved["metric"]})
+            self.metric = headline({saved["metric"], KEPT})
             self.round, self.value, self.since = saved["round"], saved["value"], saved["since"]
 
     def hear(self, record: Record) -> bool:

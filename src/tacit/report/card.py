@@ -10,9 +10,17 @@ from tacit.report.compare import Run, judged_by, rows
 
 
 def card(
-    run: Run, statement: Statement | None, labels: Sequence[str], loading: str, base: str | None, inputs: str
+    run: Run,
+    statement: Statement | None,
+    labels: Sequence[str],
+    loading: str,
+    base: str | None,
+    inputs: str,
+    personal: Sequence[str] = (),
 ) -> str:
-    """README.md of an export. Metrics of the test set are exact, and outside of the guarantee."""
+    """README.md of an export; `personal` is what each client trained for itself. Metrics of the test set are
+    exact, and outside of the guarantee.
+    """
     table = rows([run])
     metric = judged_by(table)
     last = table[0].last(metric.name)
@@ -21,9 +29,14 @@ def card(
     network = run.passed["model"].name if "model" in run.passed else model.get("name") or model.get("hub")
     head = ["---", "library_name: peft" if base else "tags: [federated-learning]"]
     head += [f"base_model: {base}"] if base else []
-    score = (
-        "" if last is None else f" {metric.text(last.mean)} on its test set after {run.rounds_done:,} rounds."
-    )
+    own = metric != metric.common
+    tested = "on clients' own test records, each with its own part" if own else "on its test set"
+    score = "" if last is None else f" {metric.text(last.mean)} {tested}, after {run.rounds_done:,} rounds."
+    if personal:
+        score += (
+            f" Each client trained {', '.join(personal)} for itself; here is the initial one, which nobody "
+            f"trained{'' if own else ', and which that number is with'}: train it before use."
+        )
     lines = [
         *head, "---", "", f"# {run.config.get('name', run.folder.name)}", "",
         f"{network or 'A transformers model'}, trained with {method} on {data.get('name')}.{score}",

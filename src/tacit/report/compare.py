@@ -33,6 +33,7 @@ from tacit.report.naming import differences as differences
 from tacit.report.naming import named, settings_of, without_noise
 from tacit.report.paired import Difference, paired
 from tacit.tasks import Headline, headline
+from tacit.tasks.headline import KEPT
 
 KINDS: dict[str, Any] = {
     "name": str, "seed": int, "rounds": int, "data": dict, "model": dict, "method": dict, "cohort": dict,
@@ -135,7 +136,7 @@ class Row:
         return self.last(self.own_name(metric))
 
     def own_name(self, metric: Headline) -> str:
-        return f"{'tuned' if self.tuned else 'personal'}_{metric.name}"
+        return f"tuned_{metric.common.name}" if self.tuned else metric.common.own.name
 
     def total(self, name: str) -> float:
         """Sum of a quantity over a run, averaged over the runs."""
@@ -255,8 +256,22 @@ def _with_tuned(row: Row) -> list[Row]:
 
 
 def judged_by(table: Sequence[Row]) -> Headline:
-    """The metric that these runs are compared by."""
-    return headline({name for row in table for run in row.runs for record in run.metrics for name in record})
+    """The metric that these runs are compared by: of clients' own models only where every row has it."""
+    recorded = [{name for run in row.runs for record in run.metrics for name in record} for row in table]
+    names = {name for own in recorded for name in own}
+    metric = headline(names)
+    return metric if all(metric.name in own for own in recorded) else headline(names - {KEPT})
+
+
+def keeps_parts(table: Sequence[Row]) -> bool:
+    """Whether clients keep parameters: numbers on the test set are with initial ones, which nobody trains."""
+    return any(KEPT in record for row in table for run in row.runs for record in run.metrics)
+
+
+def untrained(table: Sequence[Row]) -> bool:
+    """Whether such numbers are what the rows are compared by."""
+    metric = judged_by(table)
+    return keeps_parts(table) and metric == metric.common
 
 
 def find_row(table: Sequence[Row], label: str) -> Row:

@@ -12,13 +12,13 @@ import numpy as np
 
 from tacit.federation.layers import by_kind
 from tacit.report.chart import COLOURS, Chart, Point, Series, number, thinned
-from tacit.report.compare import Row, Run, Spread, judged_by
+from tacit.report.compare import Row, Run, Spread, judged_by, keeps_parts
 from tacit.report.pieces import legend, letter
 
 
 def charts(table: Sequence[Row], points: int = 400) -> list[Chart]:
     """Everything that was recorded, as curves; of several rows one curve each, with a band over seeds."""
-    metric, alone = judged_by(table), len(table) == 1
+    metric, alone = judged_by(table).common, len(table) == 1
     found: list[Chart] = []
 
     def add(title: str, name: str, total: bool = False, factor: float = 1.0, **options: Any) -> None:
@@ -29,13 +29,11 @@ def charts(table: Sequence[Row], points: int = 400) -> list[Chart]:
     budget, bound = _budget(table), _clipping_norm(table)
     limit = None if budget is None else (float(budget), f"budget {budget:g}")
     add("Privacy budget spent, ε", "epsilon", upwards=True, zero=True, limit=limit, note=_left(table, budget))
-    add(f"{metric.title[0].upper()}{metric.title[1:]} on the test set", metric.name, share=metric.share)
+    title = f"{metric.title[0].upper()}{metric.title[1:]}"
+    initial = "with the initial personal part, which nobody trains" if keeps_parts(table) else ""
+    add(f"{title} on the test set", metric.name, share=metric.share, note=initial)
     for prefix, whose in (("personal", "clients' own records"), ("tuned", "own records, after tuning")):
-        add(
-            f"{metric.title[0].upper()}{metric.title[1:]}: {whose}",
-            f"{prefix}_{metric.name}",
-            share=metric.share,
-        )
+        add(f"{title}: {whose}", f"{prefix}_{metric.name}", share=metric.share)
     if alone:
         both = [
             Series(label, series[0].points, word, 0 if word == "test" else 1, word != "test")

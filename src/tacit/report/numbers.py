@@ -18,12 +18,14 @@ from tacit.federation.tracking import troubles
 from tacit.privacy.statement import rounded_up
 from tacit.reading import from_json, read_text
 from tacit.report.chart import number
-from tacit.report.compare import Row, Run, Spread, judged_by
+from tacit.report.compare import Row, Run, Spread, judged_by, untrained
 from tacit.report.pieces import duration, letter, size, swatch, table_head
 
 
 def warnings(table: Sequence[Row]) -> Iterable[str]:
     """What a reader must know before the numbers."""
+    if untrained(table):
+        yield "numbers on the test set are with the initial personal part of the model, which nobody trains"
     for n, row in enumerate(table):
         who = f"{letter(n)}: " if len(table) > 1 else ""
         for run in row.runs:
@@ -82,7 +84,7 @@ def runs_table(table: Sequence[Row], address: Callable[[Run], str] | None) -> st
         among = f" ± {scale * spread.std:.2g}" if many else ""
         return f'<td data-v="{spread.mean}">{scale * spread.mean:.4g}{among}</td>'
 
-    own = any(row.own(metric) for row in table)
+    own = any(row.own(metric) for row in table if row.own_name(metric) != metric.name)
     rows = []
     for n, row in enumerate(table):
         many, epsilon = len(row.runs) > 1, row.epsilon

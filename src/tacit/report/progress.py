@@ -11,13 +11,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from tacit.federation import Record, Tracker
 from tacit.federation.notes import Notes, PythonWarnings
-from tacit.tasks.headline import HEADLINES
+from tacit.tasks.headline import headlines
 
-SHOWN = (
-    *((known.name, known.text) for known in HEADLINES),
-    ("epsilon", "ε {:.2f}".format),
-)
-"""What is shown of a round's record: its name there, and its form here."""
+SHOWN = (("epsilon", "ε {:.2f}".format),)
+"""What is shown of a round's record beside its metrics: its name there, and its form here."""
 
 
 def workers(record: Record) -> str:
@@ -100,7 +97,8 @@ class LiveProgress:
     def round(self, record: Record) -> None:
         for note in self._warn.of(record):
             self._console.print(f"[yellow]{note}[/yellow]")
-        shown = [text(record[name]) for name, text in SHOWN if name in record]
+        shown = [metric.text(record[metric.name]) for metric in headlines(record)]
+        shown += [text(record[name]) for name, text in SHOWN if name in record]
         self._status = "  ".join(shown) or self._status
         if self._run is not None and self._round is not None:
             self._bar.update(self._run, completed=record["round"], status=self._status)
