@@ -238,6 +238,23 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert len(load("folder", root).train) == 11, "a changed folder is read again"
 
 
+def test_classes_of_ones_own_files_keep_their_names(tmp_path: Path) -> None:
+    pictures = load("folder", picture_folder(tmp_path / "pets"))
+    assert (pictures.label_names, pictures.licence) == (("cat", "dog"), "yours")
+    file = tmp_path / "reviews.jsonl"
+
+    def labelled(*labels: object) -> tuple[str, ...]:
+        rows = [{"t": f"word {n}", "y": labels[n % len(labels)]} for n in range(40)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = load("json", file, text=("t",), label="y", tokens=Tokenisation(Bytes()))
+        assert (data.classes, data.licence) == (len(labels), "yours")
+        return data.label_names
+
+    assert labelled("schlecht", "gut") == ("gut", "schlecht")
+    assert labelled(0, 1, 2) == (), "numbers from 0 are no names"
+    assert labelled(1, 2) == ("1", "2")
+
+
 def test_a_folder_without_a_test_part_sets_a_tenth_aside(tmp_path: Path) -> None:
     data = load("folder", picture_folder(tmp_path / "pets", ("train",)))
     assert (len(data.train), len(data.test)) == (9, 1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import lzma
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -290,8 +290,9 @@ def _texts(name: str, key: str, tokens: Tokenisation) -> Dataset:
     task = "classification" if about["classes"] else "language"
     shape = (tokens.max_length,)
     return Dataset(
-        name, train, test, about["classes"], shape, about["licence"], about["origin"], task, tokens.tokenizer
-    )
+        name, train, test, about["classes"], shape, about["licence"], about["origin"], task, tokens.tokenizer,
+        label_names=tuple(about.get("labels", ())),
+    )  # fmt: skip
 
 
 def _generic(
@@ -326,7 +327,8 @@ def _generic(
         assert tokens is not None
         return _texts(name, key, tokens)
     arrays, about = cache.read(key)
-    return _of_users(name, arrays, pictures, about["classes"], about["licence"], about["origin"])
+    found = _of_users(name, arrays, pictures, about["classes"], about["licence"], about["origin"])
+    return replace(found, label_names=tuple(about["labels"]))
 
 
 def _leaf(folder: Path, pictures: Pictures) -> Dataset:

@@ -64,7 +64,7 @@ def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     if isinstance(where, Path):
         found = where.rglob("*") if where.is_dir() else [where]
         files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
-    described = [2, source.kind, str(where), astuple(columns), size, files]
+    described = [3, source.kind, str(where), astuple(columns), size, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
     return f"{stem[:40]}-{digest[:16]}"
@@ -98,14 +98,18 @@ def convert(
             _refuse_other_ids(table, columns.user, guessed)
         train, test = _train_and_test(splits, train, columns)
         _write(train, test, columns, size, into, about)
-    about["licence"] = train.info.license or "not stated; see the data set's page"
+    unstated = "yours" if files else "not stated; see the data set's page"
+    about["licence"] = train.info.license or unstated
     about["origin"] = str(where)
 
 
 def _write(
     train: Any, test: Any, columns: ColumnNames, size: int | None, into: Path, about: dict[str, Any]
 ) -> None:
-    codes, about["classes"] = _classes(train, columns) if columns.label else (None, 0)
+    codes, names = _classes(train, columns) if columns.label else (None, [])
+    about["classes"] = len(names)
+    # Numbers from 0 are no names: one owner's records may lack the last of them.
+    about["labels"] = [] if names == [str(number) for number in range(len(names))] else names
     if not columns.text:
         _write_pictures({"train": train, "test": test}, columns, size, into)
     for split, table in (("train", train), ("test", test)):
@@ -290,13 +294,13 @@ def _fill(x: NDArray[np.uint8], table: Any, columns: ColumnNames, size: int | No
         x[i] = np.asarray(picture).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _classes(table: Any, columns: ColumnNames) -> tuple[NDArray[Any] | None, int]:
-    """The label values in order where they have to be numbered, and the number of classes."""
+def _classes(table: Any, columns: ColumnNames) -> tuple[NDArray[Any] | None, list[str]]:
+    """The label values in order where they have to be numbered, and what the classes are called."""
     feature = table.features[columns.label]
     if hasattr(feature, "num_classes"):
-        return None, feature.num_classes
+        return None, [feature.int2str(number) for number in range(feature.num_classes)]
     values = np.unique(np.asarray(table[columns.label]))
-    return values, len(values)
+    return values, [str(value) for value in values]
 
 
 def _labels(table: Any, columns: ColumnNames, codes: NDArray[Any] | None) -> NDArray[np.int64]:
