@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import tacit
 from command import tacit as cli
@@ -104,6 +104,37 @@ def test_arrays_lists_and_torch_data_sets(config) -> None:
     assert np.array_equal(again.train.x, data.train.x) and np.array_equal(again.train.y, data.train.y)
     listed = tacit.dataset(([[1.0, 2.0], [3.0, 4.0]] * 5, ["no", "yes"] * 5), test=([[1.0, 2.0]], ["yes"]))
     assert listed.shape == (2,) and listed.label_names == ("no", "yes") and listed.test.y.tolist() == [1]
+
+
+class Stream(IterableDataset[Any]):
+    """Pairs, one after the other."""
+
+    def __iter__(self) -> Any:
+        return iter([(torch.zeros(2), 0), (torch.ones(2), 1)] * 10)
+
+
+class Endless(torch.utils.data.Dataset[Any]):
+    """Pairs by number, nobody knows how many."""
+
+    def __getitem__(self, number: int) -> Any:
+        return torch.zeros(2), number % 2
+
+
+def test_records_that_only_stream_are_refused_with_what_to_do() -> None:
+    import datasets
+
+    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    named = {"features": ["age"], "label": "job"}
+    for place, given in (
+        ("source", {"source": stream}),
+        ("test", {"source": ROWS, "test": stream}),
+        ("source", {"source": datasets.IterableDatasetDict(train=stream)}),
+    ):
+        with pytest.raises(tacit.UserError, match=rf"{place}: this IterableDataset .* without streaming"):
+            tacit.dataset(**given, **named)
+    for own in (Stream(), Endless()):
+        with pytest.raises(tacit.UserError, match=rf"this {type(own).__name__} .* with __len__ and"):
+            tacit.dataset(own)
 
 
 def test_a_file_is_a_source_too(tmp_path) -> None:

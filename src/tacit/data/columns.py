@@ -79,6 +79,27 @@ def columns_of(source: Any, what: str) -> Columns:
     )
 
 
+def refuse_stream(source: Any, what: str) -> None:
+    """Refuse what gives records one after the other and cannot tell how many, or the one with a number."""
+    from torch.utils.data import Dataset as TorchDataset
+    from torch.utils.data import IterableDataset
+
+    endless = not hasattr(source, "__len__") and (
+        hasattr(source, "column_names") or isinstance(source, TorchDataset)
+    )
+    if not endless and not isinstance(source, IterableDataset):
+        return
+    fix = (
+        "load it without streaming, or pass datasets.Dataset.from_list(list(…))"
+        if hasattr(source, "column_names")
+        else "pass a Dataset with __len__ and __getitem__, or arrays (x, y)"
+    )
+    raise UserError(
+        f"{what}: this {type(source).__name__} gives its records one after the other, and clients need to "
+        f"know theirs by number; {fix}"
+    )
+
+
 def _named_classes(source: Any, name: str) -> Sequence[Any]:
     """A column of a `datasets` object; classes by their names, which it knows."""
     values, feature = source[name], source.features[name]

@@ -22,7 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.data.cells import Coding, coding_of, input_of, target_of, user_of
-from tacit.data.columns import Columns, Meaning, are_columns, columns_of, of_pair, pair_of, refuse_pair
+from tacit.data.columns import (
+    Columns,
+    Meaning,
+    are_columns,
+    columns_of,
+    of_pair,
+    pair_of,
+    refuse_pair,
+    refuse_stream,
+)
 from tacit.data.dataset import Dataset
 from tacit.data.partition import named, set_aside
 from tacit.data.records import ArrayRecords, Records
@@ -92,6 +101,8 @@ def dataset(
     if splits is not None:
         source = splits["train"] if "train" in splits else next(iter(splits.values()))
         test = test if test is not None else splits.get("test", splits.get("validation"))
+    refuse_stream(source, "source")
+    refuse_stream(test, "test")
     texts = (text,) if isinstance(text, str) else tuple(text)
     source, test = (
         read_table(Path(part), Format()) if isinstance(part, str | Path) else part for part in (source, test)
