@@ -6,12 +6,13 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import tacit
 from command import GOOD
@@ -19,6 +20,8 @@ from command import tacit as cli
 from conftest import blobs
 from tacit.cli.common import print_json
 from tacit.config.imports import made
+from tacit.data.records import Batch
+from tacit.tasks import Classification
 
 
 @pytest.fixture
@@ -113,12 +116,40 @@ def test_a_data_set_without_a_test_set_says_so(config) -> None:
         tacit.run(config(), "run", dataset=broken(test=None))
 
 
+class Answers(nn.Module):
+    """A linear network that puts its logits into something."""
+
+    def __init__(self, wrapped: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.layers, self.wrapped = nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), wrapped
+
+    def forward(self, x: Tensor) -> object:
+        return self.wrapped(self.layers(x))
+
+
+class Unwraps(Classification):
+    """A task of one's own that knows its model's answer."""
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().losses(lambda x: model(x)["logits"], batch)  # type: ignore[arg-type]
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return super().evaluate(lambda x: model(x)["logits"], batch)  # type: ignore[arg-type]
+
+
+def test_a_task_of_ones_own_may_understand_any_answer(config, dataset) -> None:
+    model = Answers(lambda logits: {"logits": logits})
+    assert tacit.run(config(rounds=1), "run", model=model, dataset=dataset, task=Unwraps()).finished
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "has 3 outputs, and blobs has 4 classes"),
         (nn.Sequential(nn.Flatten(), nn.Linear(15, 4)), "cannot read a record of blobs"),
         (nn.Embedding(10, 4), "cannot read a record of blobs"),
+        (Answers(lambda logits: {"logits": logits}), "Answers answers with a dict; let its `forward` return"),
+        (Answers(lambda logits: (logits, logits)), "Answers answers with a tuple; let its `forward` return"),
     ],
 )
 def test_a_model_that_does_not_fit_is_named(config, dataset, model, message) -> None:
@@ -231,7 +262,7 @@ def test_a_users_error_in_a_client_arrives_as_one(config, dataset, workers) -> N
             raise tacit.UserError("feature 7 is empty; fill it in")
 
     with pytest.raises(
-        tacit.UserError, match=r"client \d+, round 0, step 0: feature 7 is empty; fill it in$"
+        tacit.UserError, match=r"client \d+, round 1, step 0: feature 7 is empty; fill it in$"
     ):
         tacit.run(config(engine__workers=workers), "run", dataset=dataset, algorithm=Refuses())
 

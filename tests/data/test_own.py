@@ -551,6 +551,21 @@ def test_wrong_import_paths_are_one_line(command, old, new, message, monkeypatch
     sys.modules.pop("mymodule", None)
 
 
+def test_a_model_by_import_path_is_asked_before_the_run(command, monkeypatch) -> None:
+    Path("mymodule.py").write_text(
+        MODULE.replace("return self.layers(x)", "return {'logits': self.layers(x)}")
+    )
+    Path("c.yaml").write_text(
+        IMPORTS.replace('task: {import: "mymodule:Own"}\n', "") + "engine: {workers: 0}\n"
+    )
+    sys.modules.pop("mymodule", None)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    code, _, err = command("run", "c.yaml", "--out", "run")
+    assert code == 2 and "tacit: model: Net answers with a dict; let its `forward` return logits" in err
+    assert not Path("run").exists()
+    sys.modules.pop("mymodule", None)
+
+
 # --- exports ------------------------------------------------------------------------------------------------
 
 

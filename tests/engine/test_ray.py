@@ -492,7 +492,7 @@ class Writer(FedAvg):
 
 
 def test_writing_to_the_message_is_told(cluster: Any) -> None:
-    with pytest.raises(ClientError, match=r"client \d+, round 0, .* wrote to the message's 'theta'"):
+    with pytest.raises(ClientError, match=r"client \d+, round 1, .* wrote to the message's 'theta'"):
         tacit.run(settings(), "run", dataset=blobs(48), algorithm=Writer(), engine=RaySettings(workers=1))
     assert not [p for p in Path("run").iterdir() if p.name.startswith(".seen")]
 

@@ -71,7 +71,7 @@ def test_writing_to_the_message_changes_nothing_or_is_told(config, dataset, how:
         result = tacit.run(config(rounds=2), "run", dataset=dataset, algorithm=Writer(how=how))
         assert torch.equal(weights(result), weights(honest))
         return
-    with pytest.raises(ClientError, match=r"client \d+, round 0, .* wrote to the message's 'theta'"):
+    with pytest.raises(ClientError, match=r"client \d+, round 1, .* wrote to the message's 'theta'"):
         tacit.run(config(rounds=2), "run", dataset=dataset, algorithm=Writer(how=how))
 
 
@@ -182,7 +182,7 @@ def test_whatever_is_sent_adds_no_more_than_the_bound(config, dataset, tmp_path,
             )
         except ClientError as error:
             refused += 1
-            assert "client 0, round 0, step 0: ValueError: the algorithm sent" in str(error)
+            assert "client 0, round 1, step 0: ValueError: the algorithm sent" in str(error)
         else:
             bounded += 1
             square = sum(int(k) ** 2 for k in total["delta"].tolist())

@@ -176,7 +176,7 @@ def test_an_error_in_a_client_says_where(config, dataset) -> None:
                 raise ZeroDivisionError("my mistake")
             return {}, {}
 
-    with pytest.raises(Exception, match=r"client \d+, round 0, step 1: ZeroDivisionError: my mistake"):
+    with pytest.raises(Exception, match=r"client \d+, round 1, step 1: ZeroDivisionError: my mistake"):
         tacit.run(config(), dataset=dataset, algorithm=Broken())
 
 

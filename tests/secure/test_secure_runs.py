@@ -155,7 +155,7 @@ def test_dropouts_are_left_out_and_their_noise_is_made_up_for(config, dataset, m
     result = tacit.run(settings, "run", dataset=dataset)
     assert all(record["clients"] == 9 for record in result.metrics)
     monkeypatch.setattr("tacit.federation.run.Secured", leaving(5))
-    with pytest.raises(UserError, match="7 of 12 clients are left where 8 must be"):
+    with pytest.raises(UserError, match="round 1: 7 of 12 clients are left where 8 must be"):
         tacit.run(settings, "torn", dataset=dataset)
     assert len(Ledger.read(Path("torn/ledger.jsonl")).charges) == 1
 

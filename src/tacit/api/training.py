@@ -48,6 +48,7 @@ from tacit.privacy.sampling import refuse_no_sampler
 from tacit.report.compare import read_run, rows
 from tacit.report.page import PAGE, write_page
 from tacit.report.progress import watching
+from tacit.section import IMPORT
 from tacit.tasks import Task
 from tacit.tasks.base import refuse_no_task
 
@@ -140,7 +141,7 @@ def run(
         if task is None:
             refuse_other_task(dataset, config.task.name if config.task is not None else dataset.task)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
-        if "model" in passed:
+        if "model" in passed or (config.model.name or "").startswith(IMPORT):
             refuse_mismatch(job.model, job.task, dataset)
         refuse_no_train_loss(job)
         if config.privacy is not None and config.privacy.noise is not None:

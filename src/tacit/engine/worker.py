@@ -157,7 +157,7 @@ class Worker:
                 )
             upload = received(sent, job.uploads)
         except Exception as error:
-            where = f"client {client}, round {order.round}, step {work.count}"
+            where = f"client {client}, round {order.round + 1}, step {work.count}"
             if isinstance(error, UserError):  # it says itself what to do
                 raise UserError(f"{where}: {error}") from error
             raise ClientError(f"{where}: {type(error).__name__}: {error}") from error

@@ -174,6 +174,6 @@ def enough(numbers: Iterable[int], terms: Terms) -> None:
     left = len(list(numbers))
     if left < terms.threshold:
         raise Refused(
-            f"secure aggregation, round {terms.round}: {left} of {len(terms.members)} clients are left where "
-            f"{terms.threshold} must be; nothing was released"
+            f"secure aggregation, round {terms.round + 1}: {left} of {len(terms.members)} clients are left "
+            f"where {terms.threshold} must be; nothing was released"
         )

@@ -248,7 +248,7 @@ class Server:
                 return secret
         what = "wrong" if len(shares) >= threshold else "too few"
         raise Refused(
-            f"secure aggregation, round {self.terms.round}: the shares of client {number}'s secret are "
+            f"secure aggregation, round {self.terms.round + 1}: the shares of client {number}'s secret are "
             f"{what}; nothing was released"
         )
 

@@ -13,13 +13,22 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tacit.data.records import Batch
+from tacit.errors import UserError
 
 TEXT = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def ask(model: nn.Module, batch: Batch) -> Tensor:
-    """The model's logits for a batch; its answer is a tensor, or an object with `.logits`."""
+    """The model's logits for a batch; its answer is a tensor, or an object with `.logits`.
+
+    Any other is refused (`UserError`).
+    """
     text = {name: batch[name] for name in TEXT if name in batch}
     answer = model(**text) if text else model(batch["x"])
-    logits: Tensor = answer if isinstance(answer, Tensor) else answer.logits
+    logits = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise UserError(
+            f"model: {type(model).__name__} answers with a {type(answer).__name__}; let its `forward` return "
+            "logits as one tensor, or an object with `.logits`"
+        )
     return logits.float()  # cross-entropy in half precision is too coarse to learn from
