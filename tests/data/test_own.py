@@ -381,6 +381,22 @@ def test_two_columns_of_one_name_are_not_taken_for_one(tmp_path) -> None:
         read_table(file, Format())
 
 
+def test_two_columns_of_an_object_are_not_taken_for_one() -> None:
+    import pandas
+
+    twice = pandas.DataFrame([[1.0, 2.0, n % 2] for n in range(20)], columns=["a", "a", "y"])
+    with pytest.raises(tacit.UserError, match="source: two columns are called 'a'; rename one"):
+        tacit.dataset(twice, features=["a"], label="y")
+    one = {1: [1.0] * 20, "1": [2.0] * 20, "y": [0, 1] * 10}
+    rows = [{1: 1.0, "1": 2.0, "y": n % 2} for n in range(20)]
+    for source in (one, rows, pandas.DataFrame(one)):
+        with pytest.raises(tacit.UserError, match="source: two columns are called '1'"):
+            tacit.dataset(source, features=["1"], label="y")
+    data = [{"1": 2.0, "y": n % 2} for n in range(20)]
+    with pytest.raises(tacit.UserError, match="test: two columns are called '1'"):
+        tacit.dataset(data, test=rows, features=["1"], label="y")
+
+
 def test_what_kind_of_file_it_is_need_not_be_guessed_from_a_message(tmp_path) -> None:
     file = tmp_path / "my people.csv"
     with pytest.raises(tacit.UserError, match=r"there is no .*my people\.csv"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +60,11 @@ def columns_of(source: Any, what: str) -> Columns:
     if isinstance(source, Columns):
         return source
     if isinstance(source, Mapping):
+        _refuse_equal_names(source, what)
         return _checked({str(key): value for key, value in source.items()}, what)
     library = type(source).__module__.split(".")[0]
     if library == "pandas":
+        _refuse_equal_names(source.columns, what)
         return _checked({str(name): source[name].to_numpy() for name in source.columns}, what)
     if library == "polars":
         return _checked({str(name): source[name].to_list() for name in source.columns}, what)
@@ -72,6 +74,7 @@ def columns_of(source: Any, what: str) -> Columns:
         raise UserError(f"{what}: there are no records in it")
     if isinstance(source, Sequence) and all(isinstance(row, Mapping) for row in source):
         names = list(dict.fromkeys(key for row in source for key in row))
+        _refuse_equal_names(names, what)
         return _checked({str(n): [row.get(n) for row in source] for n in names}, what)
     raise UserError(
         f"{what}: a {type(source).__name__} is not known as data; give a DataFrame, a datasets object, a "
@@ -105,6 +108,15 @@ def _named_classes(source: Any, name: str) -> Sequence[Any]:
     values, feature = source[name], source.features[name]
     names = getattr(feature, "names", None)
     return [names[v] if v is not None and v >= 0 else None for v in values] if names else list(values)
+
+
+def _refuse_equal_names(names: Iterable[Any], what: str) -> None:
+    """Two columns of one name (1 and "1" are one, too) would be taken together, or one for the other."""
+    seen: set[str] = set()
+    for name in map(str, names):
+        if name in seen:
+            raise UserError(f"{what}: two columns are called {name!r}; rename one of them")
+        seen.add(name)
 
 
 def _checked(values: dict[str, Sequence[Any]], what: str) -> Columns:
