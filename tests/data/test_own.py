@@ -231,6 +231,11 @@ def test_no_number_becomes_infinite_on_its_way_to_float32(value: float) -> None:
         (lambda n: "yes", "'y' is 'yes' in every training record, so there is nothing to learn"),
         (lambda n: ("no", "yes", " yes")[n % 3], "' yes' and 'yes', which differ in spaces alone"),
         (lambda n: ["a", "b"][: n % 3], "holds a list .*, which is no class; set task: multi-label"),
+        (
+            lambda n: n % 3 - 1,
+            r"holds -1 \(row 0\), which often stands for a label that is missing; .*\(classes\)",
+        ),
+        (lambda n: str(n % 2 - 1), r"holds -1 \(row 0\), which often stands for a label that is missing"),
         (lambda n: f"{n % 5}.5", r"holds 0\.5 .*, which is no class; set task: regression"),  # as csv has it
     ],
 )
@@ -243,6 +248,17 @@ def test_a_label_that_cannot_be_one_is_named(labels, message) -> None:
 def test_classes_that_are_named_may_all_but_one_be_missing() -> None:
     rows = [{"age": n, "y": "yes"} for n in range(60)]
     assert tacit.dataset(rows, features=["age"], label="y", classes=["no", "yes"]).classes == 2
+
+
+def test_a_label_below_zero_is_a_class_where_it_is_named_as_one() -> None:
+    """One of a torch data set, too: −1 must not become one more class."""
+    x, y = torch.arange(40.0)[:, None], torch.arange(40) % 2
+    y[7] = -1
+    with pytest.raises(tacit.UserError, match=r"holds -1 \(row 7\)"):
+        tacit.dataset(TensorDataset(x, y), test=(x, y))
+    for source in ((x, 2 * (torch.arange(40) % 2) - 1), (x, [str(2 * (n % 2) - 1) for n in range(40)])):
+        data = tacit.dataset(source, classes=[-1, 1])
+        assert data.label_names == ("-1", "1") and set(data.train.labels.tolist()) == {0, 1}
 
 
 def test_classes_may_be_called_what_float_reads_as_a_number() -> None:

@@ -73,6 +73,12 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
                 )
             if not meaning.classes and isinstance(plain, str):
                 plain = _decimal(plain)
+            if not meaning.classes and _negative(plain):
+                raise UserError(
+                    f"label: column {meaning.label!r} holds {plain} ({columns.where(row)}), which often "
+                    "stands for a label that is missing; leave such rows out or, if it is a class, name all "
+                    "of them (classes)"
+                )
             if isinstance(plain, float) and not plain.is_integer() and not math.isnan(plain):
                 raise UserError(
                     f"label: column {meaning.label!r} holds {plain:g} ({columns.where(row)}), which is no "
@@ -121,8 +127,20 @@ def _coded(found: Sequence[Any], classes: tuple[str, ...]) -> Coding:
         what = f"label: {beyond[0]!r} is not among the classes" if beyond else "classes: one is named twice"
         raise UserError(f"{what}: {', '.join(classes)}")
     numbers: dict[Any, int] = {name: number for number, name in enumerate(classes)}
-    numbers |= {int(name): n for n, name in enumerate(classes) if name.isdecimal() and str(int(name)) == name}
+    numbers |= {int(name): n for n, name in enumerate(classes) if _whole(name)}
     return Coding(len(classes), classes, numbers)
+
+
+def _whole(name: str) -> bool:
+    """Whether a class is called as a whole number is written."""
+    return name.removeprefix("-").isdecimal() and str(int(name)) == name
+
+
+def _negative(label: Any) -> bool:
+    """Whether a label is a whole number below 0, or is written as one."""
+    if isinstance(label, str):
+        return label.startswith("-") and _whole(label)
+    return isinstance(label, int | float) and label < 0 and (isinstance(label, int) or label.is_integer())
 
 
 def _plain(value: Any) -> Any:

@@ -6,9 +6,9 @@
 (18, 2, 2, ('cook', 'vet'), (1,))
 
 Nothing is guessed that would change what is learnt: columns are named, missing values are those declared, and
-whatever does not fit is refused with its row. Classes may be strings or any whole numbers; they are numbered
-in order, and their names are kept. Nothing is computed from the data to scale them: statistics of private
-records would be a release of their own.
+whatever does not fit is refused with its row. Classes may be strings or whole numbers (below 0 only where
+`classes` names them); they are numbered in order, and their names are kept. Nothing is computed from the data
+to scale them: statistics of private records would be a release of their own.
 """
 
 from __future__ import annotations
