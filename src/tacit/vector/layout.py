@@ -74,9 +74,12 @@ class Layout:
         personal = [glob for pattern in personal for glob in _globs(module, pattern)]
         for pattern in personal:
             if not any(fnmatchcase(n, pattern) for n, _ in named):
+                names = [n for n, _ in named]
+                shown = names if len(names) < 7 else [*names[:4], "…", names[-1]]
+                last = f"{names[-1].rpartition('.')[0]}.*".removeprefix(".")
                 raise UserError(
-                    f"personal pattern {pattern!r} matches no parameter; choose among those of the model: "
-                    f"{', '.join(n for n, _ in named[:4])}, …, {named[-1][0]}"
+                    f"method.personal: {pattern!r} matches no parameter; choose among those of the model: "
+                    f"{', '.join(shown)} (the last layer: [{last!r}])"
                 )
         is_personal = {n: any(fnmatchcase(n, p) for p in personal) for n, _ in named}
         segments, offset, shared = [], 0, 0
