@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tacit.cli.common import ConfigFile, Json, Overrides, print_json
+from tacit.cli.common import ConfigFile, Json, Overrides, print_json, working
 
 REFUTED = 1
 """The exit code when more leaks than is claimed."""
@@ -34,14 +34,14 @@ def audit(
 
     - `tacit audit quickstart.yaml --canaries 400 --picture audit.png`
     """
-    from tacit import config
-    from tacit.api import audit as run_audit
-    from tacit.config.sweep import load_one
+    with working("auditing"):
+        from tacit import config
+        from tacit.api import audit as run_audit
+        from tacit.config.sweep import load_one
 
-    resolved = load_one(file, config.parse_overrides(overrides))
-    console = Console(stderr=as_json, highlight=False)
-    with console.status("auditing…"):
+        resolved = load_one(file, config.parse_overrides(overrides))
         report = run_audit(resolved, canaries, trials, confidence, run=not fast)
+    console = Console(stderr=as_json, highlight=False)
     if picture is not None:
         from tacit.report.audit import draw_audit
 

@@ -1,11 +1,13 @@
-"""Arguments that several commands take, and the console that they speak through."""
+"""Arguments that several commands take, where they speak, and a sign that they are at work."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,3 +52,17 @@ class PipeConsole(Console):
 def console_for(quiet: bool) -> Console:
     """Where people read: standard error when standard output is for a program."""
     return PipeConsole(stderr=quiet, highlight=False, soft_wrap=False)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Tell a person who watches that something goes on which may take seconds; nothing of it stays.
+
+    Answers are printed after it, not inside. Where standard output or standard error is no terminal, nothing
+    is written at all, whatever `FORCE_COLOR` says: programs and logs read there.
+    """
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        yield
+        return
+    with Console(stderr=True).status(f"{what}…"):
+        yield

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tacit.cli.common import Json, print_json
+from tacit.cli.common import Json, print_json, working
 
 if TYPE_CHECKING:
     from tacit.report.compare import Row, Spread
@@ -49,16 +49,17 @@ def compare(
 
     - `tacit compare runs/my-sweep --against dp-fedavg`: paired over the seeds, with a confidence interval
     """
-    from tacit.report.compare import against, find_row, find_runs, judged_by, rows, to_json
-    from tacit.report.picture import curves
+    with working("reading the runs"):
+        from tacit.report.compare import against, find_row, find_runs, judged_by, rows, to_json
+        from tacit.report.picture import curves
 
-    table = rows(find_runs(runs))
-    paired = {}
-    if reference is not None:
-        base = find_row(table, reference)
-        paired, reference = against(table, base), base.label
-    if picture is not None:
-        curves(table, metric or judged_by(table).name, picture)
+        table = rows(find_runs(runs))
+        paired = {}
+        if reference is not None:
+            base = find_row(table, reference)
+            paired, reference = against(table, base), base.label
+        if picture is not None:
+            curves(table, metric or judged_by(table).name, picture)
     if as_json:
         plain = to_json(table)
         for row in plain if reference is not None else ():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli.common import ConfigFile, Json, Overrides, console_for, print_json
+from tacit.cli.common import ConfigFile, Json, Overrides, console_for, print_json, working
 
 
 def data(
@@ -25,18 +25,19 @@ def data(
 
     - `tacit data quickstart.yaml --set data.partition.alpha=0.1 --picture split.png`
     """
-    from tacit import config
-    from tacit.config.build import build_dataset, build_population
-    from tacit.config.sweep import load_one
-    from tacit.data import describe
+    with working("reading the data"):
+        from tacit import config
+        from tacit.config.build import build_dataset, build_population
+        from tacit.config.sweep import load_one
+        from tacit.data import describe
 
+        resolved = load_one(file, config.parse_overrides(overrides))
+        dataset = build_dataset(resolved)
+        population = build_population(resolved, dataset)
+        labelled = dataset.train.labels is not None
+        if labelled:
+            describe.split_picture(population, dataset.classes, picture, names=dataset.label_names)
     console = console_for(as_json)
-    resolved = load_one(file, config.parse_overrides(overrides))
-    dataset = build_dataset(resolved)
-    population = build_population(resolved, dataset)
-    labelled = dataset.train.labels is not None
-    if labelled:
-        describe.split_picture(population, dataset.classes, picture, names=dataset.label_names)
     if as_json:
         facts = describe.to_json(population, dataset.classes, limit)
         print_json({**facts, "picture": str(picture) if labelled else None})

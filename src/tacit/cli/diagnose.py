@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, RunFolder, print_json
+from tacit.cli.common import Json, RunFolder, print_json, working
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,18 +35,19 @@ def drift(
 
     - `tacit drift runs/my-run --picture drift.png`
     """
-    from tacit.federation.past import kept_rounds, load_round
-    from tacit.report.drift import Drift, draw, measure
+    with working("training clients from each checkpoint"):
+        from tacit.federation.past import kept_rounds, load_round
+        from tacit.report.drift import Drift, draw, measure
 
-    found: dict[str, list[Drift]] = {}
-    for folder in runs:
-        job = _job(folder)
-        found[folder.name] = []
-        for round in kept_rounds(folder):
-            load_round(job, folder, round)
-            found[folder.name].append(measure(job, round, clients, adamw_lr, sgd_lr, steps))
-    if picture is not None:
-        draw(found, picture)
+        found: dict[str, list[Drift]] = {}
+        for folder in runs:
+            job = _job(folder)
+            found[folder.name] = []
+            for round in kept_rounds(folder):
+                load_round(job, folder, round)
+                found[folder.name].append(measure(job, round, clients, adamw_lr, sgd_lr, steps))
+        if picture is not None:
+            draw(found, picture)
     if as_json:
         print_json({name: [d.to_json() for d in drifts] for name, drifts in found.items()})
         return
@@ -79,29 +80,30 @@ def hessian(
 
     - `tacit hessian runs/my-run --limit 30 --picture hessian.png`
     """
-    import numpy as np
+    with working("multiplying with the Hessian"):
+        import numpy as np
 
-    from tacit import randomness
-    from tacit.federation.past import kept_rounds, load_round
-    from tacit.report.curvature import by_block, draw, hessian_product
-    from tacit.vector.blocks import blocks
+        from tacit import randomness
+        from tacit.federation.past import kept_rounds, load_round
+        from tacit.report.curvature import by_block, draw, hessian_product
+        from tacit.vector.blocks import blocks
 
-    job = _job(folder)
-    kept = kept_rounds(folder)
-    if round is not None and round not in kept:
-        raise UserError(f"--round {round}: {folder} keeps rounds {', '.join(map(str, kept))}")
-    loaded = kept[-1] if round is None else round
-    load_round(job, folder, loaded)
-    if kind not in ("architecture", "fine", "tensor"):
-        raise UserError(f"--kind {kind}: choose architecture, fine or tensor")
-    held = np.concatenate([job.population.train(c) for c in range(len(job.population))])
-    rng = randomness.generator(job.seed, "hessian")
-    chosen = np.sort(rng.choice(held, min(records, len(held)), replace=False))
-    batch = job.population.records.prepare(job.population.records.take(chosen))
-    product = hessian_product(job.model, job.layout, job.task, batch)
-    spectra = by_block(product, blocks(job.layout, kind), steps, limit)
-    if picture is not None:
-        draw(spectra, picture, f"round {loaded}, {len(chosen)} training records")
+        job = _job(folder)
+        kept = kept_rounds(folder)
+        if round is not None and round not in kept:
+            raise UserError(f"--round {round}: {folder} keeps rounds {', '.join(map(str, kept))}")
+        loaded = kept[-1] if round is None else round
+        load_round(job, folder, loaded)
+        if kind not in ("architecture", "fine", "tensor"):
+            raise UserError(f"--kind {kind}: choose architecture, fine or tensor")
+        held = np.concatenate([job.population.train(c) for c in range(len(job.population))])
+        rng = randomness.generator(job.seed, "hessian")
+        chosen = np.sort(rng.choice(held, min(records, len(held)), replace=False))
+        batch = job.population.records.prepare(job.population.records.take(chosen))
+        product = hessian_product(job.model, job.layout, job.task, batch)
+        spectra = by_block(product, blocks(job.layout, kind), steps, limit)
+        if picture is not None:
+            draw(spectra, picture, f"round {loaded}, {len(chosen)} training records")
     if as_json:
         print_json({"round": loaded, "blocks": [asdict(s) for s in spectra]})
         return

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from tacit.cli.common import RunFolder, console_for
+from tacit.cli.common import RunFolder, console_for, working
 
 
 def export(
@@ -22,11 +22,11 @@ def export(
 
     - `tacit export runs/minilm-20261115-214047 adapter`
     """
-    from tacit import api
+    with working("rebuilding the model"):
+        from tacit import api
 
-    console = console_for(False)
-    with console.status("rebuilding the model…"):
         personal = api.export(folder, into)
+    console = console_for(False)
     if personal:
         console.print(
             f"[yellow]{', '.join(personal)}: each client trained its own; exported is the one they all "

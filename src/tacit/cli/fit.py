@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import ConfigFile, Json, Overrides, print_json
+from tacit.cli.common import ConfigFile, Json, Overrides, print_json, working
 
 if TYPE_CHECKING:
     from tacit.engine.footprint import Need
@@ -28,11 +28,12 @@ def fit(
 
     - `tacit fit quickstart.yaml --set model=vit-tiny --set local.batch=256`
     """
-    from tacit.api import fit as estimate
-    from tacit.config import parse_overrides
-    from tacit.config.sweep import load_one
+    with working("estimating"):
+        from tacit.api import fit as estimate
+        from tacit.config import parse_overrides
+        from tacit.config.sweep import load_one
 
-    found = estimate(load_one(file, parse_overrides(overrides)))
+        found = estimate(load_one(file, parse_overrides(overrides)))
     if as_json:
         print_json(
             {

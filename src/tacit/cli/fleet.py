@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import print_json, working
 from tacit.cli.options import naming_options
 from tacit.errors import UserError
 
@@ -27,7 +27,8 @@ def show_fleet(
         raise UserError(f"--mechanism {mechanism}: choose blt or banded")
     if population is None or cohort is None or rounds is None or delta is None or epsilon is None:
         raise UserError("--mechanism: give --population, --cohort, --rounds, --delta and --epsilon")
-    rows = compare_mechanisms(population, cohort, rounds, epsilon, delta, [mechanism])
+    with working("accounting"):
+        rows = compare_mechanisms(population, cohort, rounds, epsilon, delta, [mechanism])
     turn = population // cohort
     if as_json:
         plain = {"population": population, "cohort": cohort, "rounds": rounds, "epsilon": epsilon}

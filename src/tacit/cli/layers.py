@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, print_json
+from tacit.cli.common import Json, print_json, working
 from tacit.errors import UserError
 
 
@@ -40,21 +40,22 @@ def layers(
 
     - `tacit layers runs/speech --picture layers.png`
     """
-    from tacit.federation import read_metrics
-    from tacit.federation.layers import by_kind, of_server, over_rounds
-    from tacit.federation.tracking import METRICS
-    from tacit.report.layers import draw
+    with working("reading the rounds"):
+        from tacit.federation import read_metrics
+        from tacit.federation.layers import by_kind, of_server, over_rounds
+        from tacit.federation.tracking import METRICS
+        from tacit.report.layers import draw
 
-    metrics = read_metrics(folder / METRICS)
-    key = "layers" if what == "updates" else {"gradients": "gradient"}.get(what, what) + "_layers"
-    found = of_server(metrics) if what == "server" else over_rounds(metrics, key)
-    if not found and what == "clipped" and over_rounds(metrics):
-        raise UserError(f"{folder} clipped no client's update: it has no guarantee for whole clients")
-    if not found:
-        raise UserError(f"{folder} recorded no layers; run it with --set evaluate.layers=true")
-    kinds = {} if what == "server" else by_kind(found)
-    if picture is not None:
-        draw(found, picture, before_and_after=what == "server")
+        metrics = read_metrics(folder / METRICS)
+        key = "layers" if what == "updates" else {"gradients": "gradient"}.get(what, what) + "_layers"
+        found = of_server(metrics) if what == "server" else over_rounds(metrics, key)
+        if not found and what == "clipped" and over_rounds(metrics):
+            raise UserError(f"{folder} clipped no client's update: it has no guarantee for whole clients")
+        if not found:
+            raise UserError(f"{folder} recorded no layers; run it with --set evaluate.layers=true")
+        kinds = {} if what == "server" else by_kind(found)
+        if picture is not None:
+            draw(found, picture, before_and_after=what == "server")
     if as_json:
         print_json({"layers": found, "kinds": kinds})
         return

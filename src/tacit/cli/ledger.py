@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, print_json
+from tacit.cli.common import Json, print_json, working
 
 
 def ledger(
@@ -28,9 +28,10 @@ def ledger(
 
     - `tacit ledger runs/first runs/second`
     """
-    from tacit import api
+    with working("replaying the ledgers"):
+        from tacit import api
 
-    found = api.ledger(folders, delta)
+        found = api.ledger(folders, delta)
     if as_json:
         print_json(found.to_dict())
         return

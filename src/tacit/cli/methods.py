@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, Overrides, print_json
+from tacit.cli.common import Json, Overrides, print_json, working
 
 
 def methods(as_json: Json = False) -> None:
@@ -62,18 +62,19 @@ def blocks(
 
     - `tacit blocks quickstart.yaml --set model=vit-tiny --kind fine --limit 5`
     """
-    from tacit import config
-    from tacit.config.build import build_dataset, build_model
-    from tacit.config.sweep import load_one
-    from tacit.errors import UserError
-    from tacit.vector import Layout
-    from tacit.vector.blocks import blocks as cut
+    with working("building the model"):
+        from tacit import config
+        from tacit.config.build import build_dataset, build_model
+        from tacit.config.sweep import load_one
+        from tacit.errors import UserError
+        from tacit.vector import Layout
+        from tacit.vector.blocks import blocks as cut
 
-    resolved = load_one(file, config.parse_overrides(overrides))
-    if kind not in ("architecture", "fine", "tensor"):
-        raise UserError(f"--kind {kind}: choose architecture, fine or tensor")
-    layout = Layout.of(build_model(resolved, build_dataset(resolved)))
-    parts = cut(layout, kind)
+        resolved = load_one(file, config.parse_overrides(overrides))
+        if kind not in ("architecture", "fine", "tensor"):
+            raise UserError(f"--kind {kind}: choose architecture, fine or tensor")
+        layout = Layout.of(build_model(resolved, build_dataset(resolved)))
+        parts = cut(layout, kind)
     sizes = parts.sizes.tolist()
     if as_json:
         print_json(

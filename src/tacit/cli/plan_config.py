@@ -7,23 +7,25 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import print_json, working
 
 
 def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float | None) -> None:
     """What a config will cost: of a sweep, its first run."""
-    from tacit.api.planning import RunPlan
-    from tacit.config import parse_overrides
-    from tacit.config.sweep import load_one
-    from tacit.privacy.statement import rounded_up
-    from tacit.privacy.tuning import Tuned
+    with working("accounting"):
+        from tacit.api.planning import RunPlan
+        from tacit.config import parse_overrides
+        from tacit.config.sweep import load_one
+        from tacit.privacy.statement import rounded_up
+        from tacit.privacy.tuning import Tuned
 
-    plan = RunPlan(load_one(file, parse_overrides(overrides)), trials=trials)
+        plan = RunPlan(load_one(file, parse_overrides(overrides)), trials=trials)
+        found = plan.costs
     if as_json:
         print_json(plan.costs | plan.signal)
         return
     console = Console(highlight=False, width=min(80, Console().width))
-    found, rows = plan.costs, _rows()
+    rows = _rows()
     whom = "whole clients" if found["unit"] == "client" else "single records"
     simulated = " (a simulation: nothing is claimed)" if found["simulation"] else ""
     budget = ""
@@ -48,9 +50,11 @@ def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float |
     for warning in found["warnings"]:
         console.print(f"[yellow]warning:[/yellow] {warning}")
     if found["unit"] == "client":  # last: the network's size takes torch, and so seconds
-        told = f"{plan.signal['signal_to_noise']:.3g} at most: the mean update over the noise on it"
+        with working("counting the network's parameters"):
+            signal = plan.signal
+        told = f"{signal['signal_to_noise']:.3g} at most: the mean update over the noise on it"
         last = _rows()
-        last.add_row("signal", f"{told}, for {plan.signal['parameters']:,} parameters")
+        last.add_row("signal", f"{told}, for {signal['parameters']:,} parameters")
         console.print(last)
 
 

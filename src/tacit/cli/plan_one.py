@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import print_json, working
 from tacit.cli.options import naming_options
 from tacit.errors import UserError
 
@@ -32,18 +32,19 @@ def show_one(
     as_json: bool,
 ) -> None:
     """One plan, and whatever else was asked about it."""
-    from tacit.privacy.answers import answer, around
-    from tacit.privacy.conventions import from_sum
-    from tacit.privacy.tuning import tuned_epsilon
+    with working("accounting"):
+        from tacit.privacy.answers import answer, around
+        from tacit.privacy.conventions import from_sum
+        from tacit.privacy.tuning import tuned_epsilon
 
-    with naming_options():
-        found = answer(question)
-    split = _split(found, metrics)
-    tuned = None if trials is None else tuned_epsilon({found.event: found.times}, question.delta, trials)
-    grid = around(found) if table else None
-    larger = _larger(found, at)
-    vanished = _vanished(found, dropout)
-    felt = _felt(found, parameters, clip)
+        with naming_options():
+            found = answer(question)
+        split = _split(found, metrics)
+        tuned = None if trials is None else tuned_epsilon({found.event: found.times}, question.delta, trials)
+        grid = around(found) if table else None
+        larger = _larger(found, at)
+        vanished = _vanished(found, dropout)
+        felt = _felt(found, parameters, clip)
     if as_json:
         plain = found.to_dict() | felt | vanished
         if compare_closed_form:

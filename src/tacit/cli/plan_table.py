@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json
+from tacit.cli.common import print_json, working
 from tacit.cli.options import as_options, naming_options
 from tacit.errors import UserError
 
@@ -76,9 +76,10 @@ def show_table(
     as_json: bool,
 ) -> None:
     """Print a plan for every combination; also as CSV, and drawn."""
-    from tacit.privacy.tables import table
+    with working("accounting"):
+        from tacit.privacy.tables import table
 
-    cells = table(question, axes, stated, dimension)
+        cells = table(question, axes, stated, dimension)
     for cell in cells:
         cell["why"] = as_options(cell["why"])
     if all(cell["why"] for cell in cells):
@@ -91,7 +92,8 @@ def show_table(
     if csv_file is not None:
         _write_csv(cells, csv_file)
     if picture is not None:
-        _draw(cells, axes, answered, question, picture)
+        with working("drawing"):
+            _draw(cells, axes, answered, question, picture)
     if as_json:
         print_json({"answered": answered, "delta": question.delta, "cells": cells})
         return

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tacit.cli.common import working
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs or of sweeps.")],
@@ -24,12 +26,13 @@ def report(
 
     - `tacit report runs/my-sweep --out sweep.html`
     """
-    from tacit.report.compare import find_runs, rows
-    from tacit.report.page import PAGE, write_page
+    with working("reading the runs"):
+        from tacit.report.compare import find_runs, rows
+        from tacit.report.page import PAGE, write_page
 
-    found = find_runs(runs)
-    file = out or (found[0].folder / PAGE if len(found) == 1 else Path(PAGE))
-    write_page(rows(found), file)
+        found = find_runs(runs)
+        file = out or (found[0].folder / PAGE if len(found) == 1 else Path(PAGE))
+        write_page(rows(found), file)
     Console(highlight=False).print(f"Page: {file}", markup=False, soft_wrap=True)
 
 

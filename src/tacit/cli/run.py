@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tacit.cli.common import Changes, ConfigFile, Json, Overrides, RunFolder, console_for, print_json
+from tacit.cli.common import Changes, ConfigFile, Json, Overrides, RunFolder, console_for, print_json, working
 from tacit.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,11 +45,12 @@ def run(
 
     - `tacit run quickstart.yaml --set method=fedprox --set method.mu=0.1 --set rounds=50`
     """
-    from tacit import api, config
-    from tacit.config.sweep import read_sweep
+    with working("reading the config"):
+        from tacit import api, config
+        from tacit.config.sweep import read_sweep
 
+        sweep = read_sweep(file, config.parse_overrides(overrides))
     console = console_for(as_json)
-    sweep = read_sweep(file, config.parse_overrides(overrides))
     if sweep is not None:
         _sweep(sweep, out or api.RUNS / sweep.name, console, jobs, as_json)
         return

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli.common import Json, RunFolder, console_for, print_json
+from tacit.cli.common import Json, RunFolder, console_for, print_json, working
 
 
 def statement(
@@ -29,14 +29,13 @@ def statement(
 
     - `tacit statement runs/speech --at 1737650:51200`
     """
-    from tacit import api
-    from tacit.privacy.conventions import Scale
-    from tacit.privacy.groups import SIZES
+    with working("replaying the ledger"):
+        from tacit import api
+        from tacit.privacy.conventions import Scale
+        from tacit.privacy.groups import SIZES
 
-    found, larger = (
-        api.statement(folder, SIZES),
-        api.extrapolations(folder, [Scale.parse(text) for text in at]),
-    )
+        found = api.statement(folder, SIZES)
+        larger = api.extrapolations(folder, [Scale.parse(text) for text in at])
     if as_json:
         print_json(found.to_dict() | {"extrapolations": larger})
     else:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, Overrides, print_json
+from tacit.cli.common import Json, Overrides, print_json, working
 
 if TYPE_CHECKING:
     from tacit.federation.testing import Metrics
@@ -42,13 +42,18 @@ def test(
     - `tacit test runs/personal --clients 1000`: each with its own part of the model and, where the config has
     `evaluate.tune`, after it has tuned for itself
     """
-    from tacit import api
-    from tacit.tasks import headline
-
     if clients is not None:
-        _clients(*api.test_clients(place, clients, overrides), as_json)
+        with working("testing the clients"):
+            from tacit import api
+
+            told = api.test_clients(place, clients, overrides)
+        _clients(*told, as_json)
         return
-    found = api.test(place, overrides)
+    with working("testing the model"):
+        from tacit import api
+        from tacit.tasks import headline
+
+        found = api.test(place, overrides)
     whole, each = found.whole, found.users
     if as_json:
         facts = {"round": found.round, "all": whole, "spread": found.spread, "users": each}

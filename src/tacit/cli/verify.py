@@ -7,7 +7,7 @@ from dataclasses import asdict
 import typer
 from rich.console import Console
 
-from tacit.cli.common import Json, RunFolder, print_json
+from tacit.cli.common import Json, RunFolder, print_json, working
 
 DAMAGED = 2
 """The exit code when something is not as it was written."""
@@ -24,9 +24,10 @@ def verify(
 
     - `tacit verify runs/quickstart-20261115-214047`
     """
-    from tacit import api
+    with working("checking the files"):
+        from tacit import api
 
-    found = api.verify(folder)
+        found = api.verify(folder)
     damaged = [finding for finding in found if finding.problem]
     if as_json:
         print_json({"sound": not damaged, "files": [asdict(finding) for finding in found]})
