@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from command import GOOD, tacit
 from tacit.api.folders import recorded_config
+from tacit.cli.sweep import Bar
 from tacit.config.sweep import read_sweep
 from tacit.errors import UserError
 from tacit.report import compare
@@ -65,12 +68,35 @@ def test_choosing_by_a_part_that_nobody_trains_is_refused(tmp_path: Path) -> Non
     assert read_sweep(file, {}) is not None, "nothing is chosen"
 
 
+def test_a_log_has_a_line_for_each_run_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bar, "SILENCE", float("inf"))
+    log = io.StringIO()
+    bar = Bar(Console(file=log))
+    bar.start("tuning", 4, 16)
+    for runs, rounds in ((0, 1), (1, 4), (1, 5), (3, 12), (3, 13), (4, 16)):
+        bar.progress(runs, rounds)
+    bar.end()
+    done = [(1, 4), (2, 12), (3, 12), (4, 16)]
+    assert log.getvalue().splitlines() == [f"tuning: {n}/4 runs, {r}/16 rounds done" for n, r in done]
+
+
+def test_runs_that_choose_are_counted_once(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    found = read_sweep(file, {})
+    assert found is not None and len(found.choosing) == 6 and len(found.points) == 4
+
+
 @pytest.mark.slow
 def test_a_sweep_tunes_runs_compares_and_continues(command, tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP)
     code, out, err = command("run", file, "--json")
     assert code == 0, err
+    assert "mini: 6 runs that tune, then 4 to compare → " in err
+    told = [line.split(",")[0] for line in err.splitlines() if " rounds done" in line]
+    ended = [f"tuning: {n}/6 runs" for n in range(1, 7)] + [f"runs: {n}/4 runs" for n in range(1, 5)]
+    assert [line for line in dict.fromkeys(told) if ": 0/" not in line] == ended, "a log hears of every run"
     rows = {row["label"].split(",")[0]: row for row in json.loads(out)}
     assert rows.keys() == {"fedavg", "dp-fedavg-client"}
     assert all(row["seeds"] == 2 for row in rows.values())

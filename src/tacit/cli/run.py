@@ -146,7 +146,10 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
     from tacit.report.compare import find_runs, rows, to_json
     from tacit.sweeps import run_sweep
 
-    console.print(f"[bold]{sweep.name}[/bold]: {len(sweep.points)} runs → {escape(str(folder))}")
+    what = f"{len(sweep.points)} runs"
+    if choosing := len(sweep.choosing):
+        what = f"{choosing} runs that tune, then {len(sweep.points)} to compare"
+    console.print(f"[bold]{sweep.name}[/bold]: {what} → {escape(str(folder))}")
     try:
         for task in run_sweep(sweep, folder, jobs, Bar(console)):
             if task.diverged():

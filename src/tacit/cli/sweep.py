@@ -17,7 +17,11 @@ from rich.progress import (
 
 
 class Bar:
-    """A bar in a terminal; elsewhere a line every half minute (a `tacit.sweeps.SweepWatch`)."""
+    """A bar in a terminal; elsewhere a line for each run that ends, and one every half minute between them
+    (a `tacit.sweeps.SweepWatch`).
+    """
+
+    SILENCE = 30.0  # seconds
 
     def __init__(self, console: Console) -> None:
         self._console, self._said = console, time.monotonic()
@@ -33,7 +37,8 @@ class Bar:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        self._title, self._runs = title, runs
+        self._title, self._runs, self._rounds = title, runs, rounds
+        self._done = 0
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._bar.start()
         self._line: TaskID = self._bar.add_task(title, total=rounds, runs="")
@@ -41,9 +46,15 @@ class Bar:
     def progress(self, runs: int, rounds: int) -> None:
         assert self._bar is not None
         self._bar.update(self._line, completed=rounds, runs=f"{runs}/{self._runs} runs,")
-        if not self._console.is_terminal and time.monotonic() - self._said > 30:
-            self._said = time.monotonic()
-            self._console.print(f"{self._title}: {runs}/{self._runs} runs done")
+        if self._console.is_terminal:
+            return
+        ended = range(self._done + 1, runs + 1)
+        if not ended and time.monotonic() - self._said <= self.SILENCE:
+            return
+        self._said, self._done = time.monotonic(), runs
+        for done in ended or (runs,):
+            told = f"{done}/{self._runs} runs, {rounds}/{self._rounds} rounds done"
+            self._console.print(f"{self._title}: {told}")
 
     def end(self) -> None:
         if self._bar is not None:

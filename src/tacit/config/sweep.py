@@ -101,6 +101,12 @@ class Sweep:
             _refuse_unpaid_choice(self.config(run), len(runs))
         return runs
 
+    @property
+    def choosing(self) -> list[Point]:
+        """The runs that choose tuned values, each once: seeds of a point share theirs."""
+        found = {slug(run): run for point in self.points for run in self.candidates(point)}
+        return list(found.values())
+
     def config(self, point: Point) -> Config:
         """The checked config of one run."""
         return load(self.base, point)

@@ -185,13 +185,18 @@ def _run_all(sweep: Sweep, tasks: Sequence[SweepRun], watch: SweepWatch, title: 
             if any(map(_interrupted, futures.values())) or any(map(_failed, futures.values())):
                 waiting.clear()  # what fails one run (data that is missing, say) would fail the others too
             feed()
-            watch.progress(sum(task.finished() for task in tasks), sum(task.rounds_done() for task in tasks))
+            _tell(watch, tasks)
+        _tell(watch, tasks)  # what ended after the last look
     except BrokenProcessPool:
         pass  # the futures say which run it was
     finally:
         pool.shutdown(cancel_futures=True)  # runs under way finish their round and save
         watch.end()
     _refuse_failures(futures)
+
+
+def _tell(watch: SweepWatch, tasks: Sequence[SweepRun]) -> None:
+    watch.progress(sum(task.finished() for task in tasks), sum(task.rounds_done() for task in tasks))
 
 
 @contextmanager
