@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +53,17 @@ def test_a_run_is_tested_again_where_records_have_no_users(command, recipe: Path
     assert found["all"]["accuracy"] == pytest.approx(accuracy)
     code, out, _ = command("test", "here")
     assert code == 0 and "after round 2" in out and "user" not in out
+
+
+def test_how_a_metric_is_spread_over_users_fits_80_columns(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {"count": 400.0, "loss": 0.5, "accuracy": 0.8}
+    users = {f"user {n}": whole for n in range(200)}
+    spread = {f"percentile {n}": 0.123 for n in range(10)}
+    tested = SimpleNamespace(round=2, whole=whole, users=users, spread=spread, withheld=None)
+    monkeypatch.setattr("tacit.api.test", lambda *_: tested)
+    code, out, _ = command("test", "here")
+    assert code == 0 and "over 200 users: percentile 0 0.123" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_json_is_one_object_on_standard_output(command, recipe: Path) -> None:

@@ -65,6 +65,15 @@ def test_a_client_joins_by_its_card(clinic: Path) -> None:
     assert "ε = 0 at δ = 1e-06" in said and "the server, and whoever runs it" in said
 
 
+def test_lines_fit_80_columns(tmp_path: Path) -> None:
+    said = tacit("server", "init", "hospital", "--host", "federation.example.org")
+    said += tacit("client", "init", "clinic", "--invitation", "hospital/invitation.json", "--name", "clinic")
+    (tmp_path / "clinic" / "client.yaml").write_text(OWNER)
+    said += tacit("client", "ledger", "clinic")
+    assert "tacit server start hospital" in said and "whoever watches the network" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
 def test_how_many_records_there_are_is_told_only_if_the_owner_says_so(clinic: Path) -> None:
     (clinic / "client.yaml").write_text(OWNER.replace("[examples]", "[]"))
     tacit("client", "check", "clinic")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacit.cli.common import Json, print_json
+from tacit.cli.common import Json, narrow, print_json
 from tacit.errors import UserError
 
 client = typer.Typer(
@@ -54,8 +54,10 @@ def init(
     found = Invitation.read(invitation)
     data = "{name: table, path: records.csv, features: [age, dose], label: outcome}"
     init_client(folder, found, TEMPLATE.format(name=name, server=found.server, data=data))
-    print(f"Now say in {folder / 'client.yaml'} where your records are and what you allow; then")
-    print(f"`tacit client check {folder}` reads them and writes the card for the server's operator.")
+    print(f"Now say in {folder / 'client.yaml'}")
+    print("where your records are and what you allow; then")
+    print(f"`tacit client check {folder}`")
+    print("reads them and writes the card for the server's operator.")
 
 
 @client.command()
@@ -165,7 +167,7 @@ def ledger(
     if as_json:
         print_json(said.to_dict())
     else:
-        print(said.text())
+        narrow().print(said.text(), markup=False)
 
 
 def _ledgers(owner: Any, folder: Path) -> Path | None:

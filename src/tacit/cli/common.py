@@ -54,6 +54,11 @@ def console_for(quiet: bool) -> Console:
     return PipeConsole(stderr=quiet, highlight=False, soft_wrap=False)
 
 
+def narrow() -> Console:
+    """A console for sentences: 80 columns at most, on any terminal."""
+    return Console(highlight=False, width=min(80, Console().width))
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Tell a person who watches that something goes on which may take seconds; nothing of it stays.

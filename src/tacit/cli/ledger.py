@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, print_json, working
+from tacit.cli.common import Json, narrow, print_json, working
 
 
 def ledger(
@@ -35,7 +34,7 @@ def ledger(
     if as_json:
         print_json(found.to_dict())
         return
-    console = Console(highlight=False, width=min(80, Console().width))
+    console = narrow()
     table = Table(box=None, pad_edge=False)
     for column in ("run", "rounds", "ε alone"):
         table.add_column(column, justify="left" if column == "run" else "right")

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, Overrides, print_json, working
+from tacit.cli.common import Json, Overrides, narrow, print_json, working
 
 
 def methods(as_json: Json = False) -> None:
@@ -40,7 +39,7 @@ def methods(as_json: Json = False) -> None:
         found = measured[name]
         up, down, keeps = f"{found['up']:.1f}×", f"{found['down']:.1f}×", " ".join(found["keeps"]) or "–"
         table.add_row(name, method.paper, method.unit, up, down, keeps, method.summary)
-    console = Console(highlight=False, width=min(80, Console().width))
+    console = narrow()
     console.print(table)
     console.print(" · ".join(f"{number} {name}" for number, name in PAPERS.items()))
 
@@ -85,7 +84,7 @@ def blocks(
             }
         )
         return
-    console = Console(highlight=False, width=min(80, Console().width))
+    console = narrow()
     share = len(parts) / layout.size
     console.print(f"{len(parts):,} blocks ({kind}) of {layout.size:,} parameters: {share:.2%} more traffic")
     table = Table(box=None, pad_edge=False)

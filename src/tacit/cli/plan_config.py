@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json, working
+from tacit.cli.common import narrow, print_json, working
 
 
 def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float | None) -> None:
@@ -24,7 +23,7 @@ def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float |
     if as_json:
         print_json(plan.costs | plan.signal)
         return
-    console = Console(highlight=False, width=min(80, Console().width))
+    console = narrow()
     rows = _rows()
     whom = "whole clients" if found["unit"] == "client" else "single records"
     simulated = " (a simulation: nothing is claimed)" if found["simulation"] else ""

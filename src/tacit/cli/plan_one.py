@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json, working
+from tacit.cli.common import narrow, print_json, working
 from tacit.cli.options import naming_options
 from tacit.errors import UserError
 
@@ -61,7 +61,7 @@ def show_one(
             ]
         print_json(plain)
         return
-    console = Console(highlight=False, width=min(80, Console().width))
+    console = narrow()
     _show(console, found, compare_closed_form)
     if tuned is not None:
         console.print(tuned.text())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import print_json, working
+from tacit.cli.common import narrow, print_json, working
 from tacit.cli.options import as_options, naming_options
 from tacit.errors import UserError
 
@@ -97,7 +97,7 @@ def show_table(
     if as_json:
         print_json({"answered": answered, "delta": question.delta, "cells": cells})
         return
-    console = Console(highlight=False, width=min(80, Console().width))
+    console = narrow()
     title = f"at δ = {question.delta:g}" + (f", ε ≤ {question.target:g}" if question.target else "")
     if len(axes) == 1:
         console.print(_list(cells, axes, title, dimension))

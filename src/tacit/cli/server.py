@@ -37,12 +37,10 @@ def init(
     from tacit.deploy.folders import INVITATION, init_server
 
     invitation = init_server(folder, host, listen, port)
-    print(
-        f"A federation at {invitation.server}. Give {folder / INVITATION} to the owners of the records, take"
-    )
-    print(
-        f"their cards in with `tacit server add {folder} CARD`, and open with `tacit server start {folder}`."
-    )
+    print(f"A federation at {invitation.server}.")
+    print(f"Give {folder / INVITATION} to the owners of the records,")
+    print(f"take their cards in with `tacit server add {folder} CARD`,")
+    print(f"and open with `tacit server start {folder}`.")
 
 
 @server.command()

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, Overrides, print_json, working
+from tacit.cli.common import Json, Overrides, narrow, print_json, working
 
 if TYPE_CHECKING:
     from tacit.federation.testing import Metrics
@@ -68,7 +68,7 @@ def test(
     if not each:
         return
     if parts := ", ".join(f"{name} {value:.3g}" for name, value in found.spread.items()):
-        console.print(f"{metric.title} over {len(each):,} users: {parts}", soft_wrap=True)
+        console.print(f"{metric.title} over {len(each):,} users: {parts}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("user", "records", *shown):
         table.add_column(title, justify="left" if title == "user" else "right")
@@ -89,4 +89,4 @@ def _clients(round: int, found: dict[str, dict[int, Metrics]], as_json: bool) ->
     for kind, each in found.items():
         names = next(iter(each.values()), {})
         means = (f"{name} {sum(own[name] for own in each.values()) / len(each):.3g}" for name in names)
-        print(f"{kind}, mean over {len(each):,} clients: {', '.join(means)}")
+        narrow().print(f"{kind}, mean over {len(each):,} clients: {', '.join(means)}")
