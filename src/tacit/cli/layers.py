@@ -4,6 +4,7 @@ to it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -60,14 +61,21 @@ def layers(
         print_json({"layers": found, "kinds": kinds})
         return
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     titles = ("before noise", "after noise") if what == "server" else ("mean norm", "deviation")
-    for title in ("layer", *titles):
-        table.add_column(title, justify="left" if title == "layer" else "right")
-    for group in (kinds, found):
-        for name, (mean, std) in group.items():
-            table.add_row(name, f"{mean:.3g}", f"{std:.3g}")
-        table.add_section()
-    console.print(table)
+    width = max(map(len, (*kinds, *found, "kind of layer")))
+    for first, group in (("kind of layer", kinds), ("layer", found)):
+        if group:
+            console.print(_table(group, (first, *titles), width))
     if picture is not None:
         console.print(f"Drawn in {picture}")
+
+
+def _table(group: Mapping[str, tuple[float, float]], titles: Sequence[str], width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    first, *others = titles
+    table.add_column(first, min_width=width)
+    for title in others:
+        table.add_column(title, justify="right")
+    for name, (mean, std) in group.items():
+        table.add_row(name, f"{mean:.3g}", f"{std:.3g}")
+    return table

@@ -9,23 +9,19 @@ from pathlib import Path
 from tacit.errors import UserError
 
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)\.(.+)$")
+MOST_TICKS = 16
+"""Layers whose number stands at the axis, of a network that has more."""
 
 
 def draw(layers: Mapping[str, tuple[float, float]], file: Path, before_and_after: bool = False) -> None:
     """One line for each part of a transformer layer, over the layers; all others as points at their place.
+    Where no layer has a number (a perceptron, say), one line over the layers, by name.
 
     With `before_and_after` the two numbers are norms before and after noise: a line and a dotted one.
     """
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
-    lines: dict[str, list[tuple[int, float, float]]] = {}
-    last = max((int(m[2]) for name in layers if (m := _NUMBERED.match(name))), default=-1)
-    for name, (mean, std) in layers.items():
-        if (match := _NUMBERED.match(name)) is not None:
-            lines.setdefault(match[3], []).append((int(match[2]), mean, std))
-        else:  # before the first layer, or after the last
-            place = last + 1 if name in ("head", "norm") or any(lines.values()) else -1
-            lines[name] = [(place, mean, std)]
+    lines, ticks = _placed(layers)
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for part, points in lines.items():
@@ -36,13 +32,44 @@ def draw(layers: Mapping[str, tuple[float, float]], file: Path, before_and_after
             continue
         axes.errorbar(depth, means, yerr=stds, marker="o", markersize=3, capsize=2, linewidth=1, label=part)
     axes.set_yscale("log")
+    axes.set_xticks(list(ticks), list(ticks.values()))
     axes.set_xlabel("layer")
     axes.set_ylabel("norm")
     title = "mean over clients and rounds ± one standard deviation"
     axes.set_title("mean update, before noise and (dotted) after it" if before_and_after else title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", ncols=2)
+    if len(lines) > 1:
+        axes.legend(fontsize="small", ncols=2)
     try:
         figure.savefig(file, dpi=120)
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: the picture cannot be written ({error})") from None
+
+
+def _placed(
+    layers: Mapping[str, tuple[float, float]],
+) -> tuple[dict[str, list[tuple[int, float, float]]], dict[int, str]]:
+    """The lines, each of (place, mean, deviation), and what the places are called.
+
+    >>> _placed({"body.0": (1.0, 0.5), "head": (2.0, 0.5)})
+    ({'layers': [(0, 1.0, 0.5), (1, 2.0, 0.5)]}, {0: 'body.0', 1: 'head'})
+    >>> lines, ticks = _placed(dict.fromkeys(["embed", "layers.0.mlp", "layers.1.mlp", "head"], (1.0, 0.5)))
+    >>> [place for place, _, _ in lines["mlp"]], ticks
+    ([0, 1], {-1: 'before', 0: '0', 1: '1', 2: 'after'})
+    """
+    numbers = [int(match[2]) for name in layers if (match := _NUMBERED.match(name))]
+    if not numbers:
+        line = [(place, mean, std) for place, (mean, std) in enumerate(layers.values())]
+        return {"layers": line}, dict(enumerate(layers))
+    lines: dict[str, list[tuple[int, float, float]]] = {}
+    last = max(numbers)
+    ticks = {place: str(place) for place in range(0, last + 1, 1 + last // MOST_TICKS)}
+    for name, (mean, std) in layers.items():
+        if (match := _NUMBERED.match(name)) is not None:
+            lines.setdefault(match[3], []).append((int(match[2]), mean, std))
+        else:
+            after = name in ("head", "norm") or bool(lines)
+            place = last + 1 if after else -1
+            ticks[place] = "after" if after else "before"
+            lines[name] = [(place, mean, std)]
+    return lines, dict(sorted(ticks.items()))

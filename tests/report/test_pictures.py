@@ -1,0 +1,54 @@
+"""Pictures say what they show: names, whole rounds, and numbers that nothing covers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from command import tacit
+from tacit.report.layers import draw as draw_layers
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that were saved."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def saved(figure: Figure, *arguments: Any, **options: Any) -> None:
+        save(figure, *arguments, **options)
+        figures.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", saved)
+    return figures
+
+
+def labels(figure: Figure, panel: int = 0) -> list[str]:
+    return [label.get_text() for label in figure.axes[panel].get_xticklabels()]
+
+
+def test_layers_without_numbers_stand_by_their_names(tmp_path: Path, drawn: list[Figure]) -> None:
+    draw_layers({"body.0": (0.1, 0.02), "head": (0.3, 0.1)}, tmp_path / "l.png")
+    assert labels(drawn[0]) == ["body.0", "head"]
+
+
+def test_numbered_layers_have_whole_numbers(tmp_path: Path, drawn: list[Figure]) -> None:
+    names = ["embed", *(f"layers.{n}.mlp.up" for n in range(40)), "head"]
+    draw_layers(dict.fromkeys(names, (0.1, 0.02)), tmp_path / "l.png", before_and_after=True)
+    before, *numbers, after = labels(drawn[0])
+    assert (before, after) == ("before", "after")
+    assert [int(number) for number in numbers] == list(range(0, 40, 3))
+
+
+def test_kinds_of_layers_are_told_from_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = '{"round": 1, "clients": 2, "layers": {"body.0": [0.1, 0.02], "head": [0.3, 0.1]}}\n'
+    (tmp_path / "metrics.jsonl").write_text(line)
+    code, out, err = tacit("layers", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0, err
+    kinds, layers = out.split("\nlayer ")
+    assert kinds.startswith("kind of layer ") and kinds.count("head") == 1 and layers.count("head") == 1
