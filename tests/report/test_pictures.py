@@ -9,6 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from command import tacit
+from tacit.privacy.audit import Audit, AuditReport
+from tacit.report.audit import draw_audit
 from tacit.report.layers import draw as draw_layers
 
 
@@ -52,3 +54,15 @@ def test_kinds_of_layers_are_told_from_layers(
     assert code == 0, err
     kinds, layers = out.split("\nlayer ")
     assert kinds.startswith("kind of layer ") and kinds.count("head") == 1 and layers.count("head") == 1
+
+
+@pytest.mark.parametrize("lower", [0.0, 0.9, 7.9])
+def test_the_legend_of_an_audit_covers_no_number(lower: float, tmp_path: Path, drawn: list[Figure]) -> None:
+    alone = Audit("the mechanism", 8.0, lower, 1e-5, 0.95, 512, "guesses", 1.0)
+    draw_audit(AuditReport(alone, None), tmp_path / "a.png", "quickstart")
+    (axes,) = drawn[0].axes
+    legend = axes.get_legend()
+    assert legend is not None and len(axes.texts) == 2
+    covered = legend.get_window_extent()
+    assert not any(covered.overlaps(text.get_window_extent()) for text in axes.texts)
+    assert covered.y1 <= drawn[0].bbox.y1 and covered.x1 <= drawn[0].bbox.x1 and covered.x0 >= 0

@@ -34,7 +34,8 @@ def draw_audit(report: AuditReport, file: Path, title: str = "") -> None:
     axes[0].set_xticks(places, names, fontsize="small")
     axes[0].set_ylabel("ε")
     axes[0].margins(y=0.12)
-    axes[0].legend(fontsize="small", loc="upper left")
+    # Above the bars: inside, it would cover the number of one of them.
+    axes[0].legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     if report.scores is not None and report.inside is not None:
         edges = np.histogram_bin_edges(report.scores, bins=30)
         for coin, name in ((True, "canary there"), (False, "not there")):
