@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from command import tacit as run_command
 from tacit.cli.plan_table import numbers
@@ -98,6 +99,25 @@ def test_the_command_shows_writes_and_draws(plan) -> None:
     assert Path("t.png").read_bytes().startswith(b"\x89PNG")
     out = plan("--population 100 --cohort 20,500 --noise 1 --rounds 9 --delta 1e-5")
     assert "larger than --population" in out and "–" in out, "a cell without a plan says why"
+
+
+@pytest.mark.slow
+def test_what_is_drawn_of_samplings_is_what_may_be_compared(plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, list[float]]] = []
+
+    def saved(figure: Figure, *_: object, **__: object) -> None:
+        (axes,) = figure.axes
+        drawn.extend((axes.get_ylabel(), list(line.get_ydata())) for line in axes.get_lines())
+
+    monkeypatch.setattr(Figure, "savefig", saved)
+    asked = "--population 1000 --cohort 20 --epsilon 1,4 --rounds 50 --delta 1e-5 --picture t.png --json "
+    cells = json.loads(plan(asked + "--sampling poisson,blt"))["cells"]
+    assert {label for label, _ in drawn} == {"error × clip"}
+    errors = {value for _, values in drawn for value in values}
+    assert errors == {cell["error"] for cell in cells} and None not in errors
+    drawn.clear()
+    plan(asked + "--sampling poisson,fixed")
+    assert {label for label, _ in drawn} == {"noise"}
 
 
 @pytest.mark.slow

@@ -11,7 +11,11 @@ from matplotlib.figure import Figure
 from command import tacit
 from tacit.privacy.audit import Audit, AuditReport
 from tacit.report.audit import draw_audit
+from tacit.report.compare import Run, rows
+from tacit.report.drift import ClientSpread, Drift
+from tacit.report.drift import draw as draw_drift
 from tacit.report.layers import draw as draw_layers
+from tacit.report.picture import curves
 
 
 @pytest.fixture
@@ -66,3 +70,21 @@ def test_the_legend_of_an_audit_covers_no_number(lower: float, tmp_path: Path, d
     covered = legend.get_window_extent()
     assert not any(covered.overlaps(text.get_window_extent()) for text in axes.texts)
     assert covered.y1 <= drawn[0].bbox.y1 and covered.x1 <= drawn[0].bbox.x1 and covered.x0 >= 0
+
+
+def test_a_drift_is_of_whole_rounds(tmp_path: Path, drawn: list[Figure]) -> None:
+    one = ClientSpread(0.5, 1.0)
+    draw_drift({"run": [Drift(round, one, one, one) for round in (1, 2, 3)]}, tmp_path / "d.png")
+    for axes in drawn[0].axes:
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+def test_clients_that_tuned_have_a_curve_of_their_own(tmp_path: Path, drawn: list[Figure]) -> None:
+    metrics = [{"round": n, "accuracy": 0.1 * n, "tuned_accuracy": 0.2 * n} for n in (1, 2, 3)]
+    table = rows([Run(Path("run"), {"seed": 0}, metrics)])
+    assert [row.tuned for row in table] == [False, True]
+    curves(table, "accuracy", tmp_path / "c.png")
+    before, after = drawn[0].axes[0].get_lines()
+    assert list(before.get_ydata()) == pytest.approx([0.1, 0.2, 0.3])
+    assert list(after.get_ydata()) == pytest.approx([0.2, 0.4, 0.6])
+    assert "own records" in str(after.get_label())

@@ -93,7 +93,7 @@ def show_table(
         _write_csv(cells, csv_file)
     if picture is not None:
         with working("drawing"):
-            _draw(cells, axes, answered, question, picture)
+            _draw(cells, axes, _compared(axes, answered), question, picture)
     if as_json:
         print_json({"answered": answered, "delta": question.delta, "cells": cells})
         return
@@ -118,6 +118,13 @@ def _answered(question: Question, axes: Axes) -> str:
         if getattr(question, name) is None and name not in axes:
             return name
     return "cohort"
+
+
+def _compared(axes: Axes, answered: str) -> str:
+    """What plans are judged by: where noise is partly taken back later, the noise of a round says nothing."""
+    from tacit.privacy.tables import TURNS
+
+    return "error" if answered == "noise" and set(axes.get("sampling", ())) & set(TURNS) else answered
 
 
 def _text(value: Any) -> str:
@@ -188,8 +195,8 @@ def _write_csv(cells: Sequence[Cell], file: Path) -> None:
         raise UserError(f"{file}: cannot be written ({error.strerror})") from None
 
 
-def _draw(cells: Sequence[Cell], axes: Axes, answered: str, question: Question, file: Path) -> None:
-    """The answer along the longest list of numbers, a curve for each value of the other."""
+def _draw(cells: Sequence[Cell], axes: Axes, shown: str, question: Question, file: Path) -> None:
+    """What is compared along the longest list of numbers, a curve for each value of the other."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
     numeric = [name for name in axes if name != "sampling"]
@@ -201,9 +208,9 @@ def _draw(cells: Sequence[Cell], axes: Axes, answered: str, question: Question, 
     plot = figure.add_subplot()
     for value in axes[other] if other else [None]:
         points = [
-            (at, cell[answered])
+            (at, cell[shown])
             for (at, mine), cell in zip(_keys(axes, along, other), cells, strict=True)
-            if mine == value and cell[answered] is not None
+            if mine == value and cell[shown] is not None
         ]
         label = (
             None if other is None else value if other == "sampling" else f"{COLUMNS[other]} {_text(value)}"
@@ -212,8 +219,8 @@ def _draw(cells: Sequence[Cell], axes: Axes, answered: str, question: Question, 
     low, high = min(axes[along]), max(axes[along])
     plot.set_xscale("log" if low > 0 and high / low >= 10 else "linear")
     plot.set_xlabel(COLUMNS[along])
-    plot.set_ylabel(COLUMNS[answered])
-    plot.set_title(f"{COLUMNS[answered]} at δ = {question.delta:g}")
+    plot.set_ylabel(COLUMNS[shown])
+    plot.set_title(f"{COLUMNS[shown]} at δ = {question.delta:g}")
     plot.grid(alpha=0.3)
     if other is not None:
         plot.legend(fontsize="small")

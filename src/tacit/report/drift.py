@@ -96,6 +96,7 @@ def _spreads(
 def draw(runs: dict[str, list[Drift]], file: Path) -> None:
     """Two panels over rounds: relative deviation of v over clients, and relative drift of both optimizers."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -109,6 +110,7 @@ def draw(runs: dict[str, list[Drift]], file: Path) -> None:
     right.set_title("updates: deviation over clients ÷ mean")
     for axes in (left, right):
         axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     try:

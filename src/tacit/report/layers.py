@@ -9,6 +9,8 @@ from pathlib import Path
 from tacit.errors import UserError
 
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)\.(.+)$")
+MOST_LETTERS = 80
+"""Letters of names that fit side by side under the axis."""
 MOST_TICKS = 16
 """Layers whose number stands at the axis, of a network that has more."""
 
@@ -32,7 +34,8 @@ def draw(layers: Mapping[str, tuple[float, float]], file: Path, before_and_after
             continue
         axes.errorbar(depth, means, yerr=stds, marker="o", markersize=3, capsize=2, linewidth=1, label=part)
     axes.set_yscale("log")
-    axes.set_xticks(list(ticks), list(ticks.values()))
+    crowded = sum(map(len, ticks.values())) > MOST_LETTERS
+    axes.set_xticks(list(ticks), list(ticks.values()), rotation=90 if crowded else 0)
     axes.set_xlabel("layer")
     axes.set_ylabel("norm")
     title = "mean over clients and rounds ± one standard deviation"

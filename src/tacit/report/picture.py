@@ -12,7 +12,10 @@ from tacit.report.compare import Row
 
 
 def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> None:
-    """Draw a metric of every row over the rounds, as PNG, SVG or PDF by the file's ending."""
+    """Draw a metric of every row over the rounds, as PNG, SVG or PDF by the file's ending.
+
+    Of a row whose clients tuned for themselves, the metric after they did: before, it is the row above.
+    """
     from matplotlib.figure import Figure  # slow to import, and only needed here
     from matplotlib.ticker import MaxNLocator
 
@@ -22,13 +25,16 @@ def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> No
     lines = ("-", "--", ":")
     drawn = 0
     for n, row in enumerate(table):
-        series = [dict(run.series(metric)) for run in row.runs]
+        name = f"tuned_{metric}" if row.tuned else metric
+        series = [dict(run.series(name)) for run in row.runs]
         shared = sorted(set.intersection(*(set(s) for s in series))) if series else []
         if not shared:
             continue
         values = np.array([[s[r] for r in shared] for s in series])
         mean = values.mean(0)
-        (line,) = axes.plot(shared, mean, lines[n // 10 % len(lines)], label=row.label)
+        label = f"{row.label}, on clients' own records" if row.tuned else row.label
+        alone = "o" if len(shared) == 1 else None  # one point makes no line
+        (line,) = axes.plot(shared, mean, lines[n // 10 % len(lines)], marker=alone, label=label)
         if len(series) > 1:
             std = values.std(0, ddof=1)  # of a sample, as in the table
             axes.fill_between(
