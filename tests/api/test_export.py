@@ -20,6 +20,7 @@ from tacit import models
 from tacit.config import Config
 from tacit.errors import UserError
 from tacit.models import hub
+from tacit.models.export import save_model
 from texts import GPT2, QUIET, ROBERTA, VIT, text_config, texts
 
 pytest.importorskip("peft")
@@ -166,3 +167,11 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     tacit.run(text_config(name="mlp", hidden=[4]), tmp_path / "other", dataset=blobs())
     with pytest.raises(UserError, match="checkpoint is of another model"):
         tacit.trained(tmp_path / "other", model=models.build("mlp", (4,), 2), dataset=blobs())
+
+
+def test_no_bar_of_transformers_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tiny = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = hub.from_config({**tiny, "intermediate_size": 16, "patch_size": 4}, shape=(1, 8, 8), classes=5)
+    save_model(model, {}, tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert capfd.readouterr() == ("", "")

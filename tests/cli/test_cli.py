@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,12 @@ def test_how_a_metric_is_spread_over_users_fits_80_columns(command, monkeypatch:
     code, out, _ = command("test", "here")
     assert code == 0 and "over 200 users: percentile 0 0.123" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_memory_is_told_in_units_that_a_person_reads(command, recipe: Path) -> None:
+    code, out, _ = command("fit", recipe)
+    assert code == 0 and re.search(r"\d kB\b", out) and "GB" in out
+    assert not re.search(r"\de-\d", out), "no powers of ten"
 
 
 def test_json_is_one_object_on_standard_output(command, recipe: Path) -> None:

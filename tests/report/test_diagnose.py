@@ -112,8 +112,12 @@ def test_the_commands_and_their_pictures(
     assert code == 0, err
     assert json.loads(out)["round"] == 2
     assert Path("d.png").stat().st_size > 5000 and Path("h.png").stat().st_size > 5000
-    code, out, _ = command("hessian", "r", "--records", "16", "--steps", "3", "--round", "1")
-    assert code == 0 and "largest" in out
+    code, out, _ = command(
+        "hessian", "r", "--records", "16", "--steps", "3", "--round", "1", "--picture", "h1.png"
+    )
+    assert code == 0 and "largest" in out and "Drawn in h1.png" in out
+    code, out, _ = command("drift", "r", "--clients", "2", "--steps", "1", "--picture", "d1.png")
+    assert code == 0 and "Drawn in d1.png" in out
     for wrong in (["hessian", "r", "--round", "9"], ["drift", "nowhere"], ["hessian", "r", "--kind", "odd"]):
         assert command(*wrong)[0] == 2
     vectors = Path("r/checkpoint/000002/state.safetensors")

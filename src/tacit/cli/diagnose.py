@@ -58,6 +58,7 @@ def drift(
     console = Console(highlight=False)
     console.print("Deviation over clients ÷ norm of their mean, after one round of local steps:")
     console.print(table)
+    _tell(console, picture)
 
 
 def hessian(
@@ -111,7 +112,14 @@ def hessian(
     for s in spectra:
         ends = (s.eigenvalues[0], s.eigenvalues[min(1, len(s.eigenvalues) - 1)], min(s.eigenvalues))
         table.add_row(s.block, f"{s.size:,}", *(f"{value:.3g}" for value in ends))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    _tell(console, picture)
+
+
+def _tell(console: Console, picture: Path | None) -> None:
+    if picture is not None:
+        console.print(f"Drawn in {picture}", markup=False)
 
 
 def _table(*titles: str) -> Table:

@@ -53,21 +53,21 @@ def fit(
     console = Console(highlight=False)
     console.print(f"{found.parameters:,} parameters, of which {found.trained:,} are trained")
     table = Table(box=None, pad_edge=False)
-    for title in ("GB", "a worker", "the server"):
-        table.add_column(title, justify="left" if title == "GB" else "right")
+    for title in ("", "a worker", "the server"):
+        table.add_column(title, justify="right" if title else "left")
     names = dict.fromkeys([*found.worker.parts, *found.server.parts])
     for name in names:
         table.add_row(name, _cell(found.worker, name), _cell(found.server, name))
-    table.add_row("[bold]at once[/bold]", _gb(found.worker.peak), _gb(found.server.peak))
+    table.add_row("[bold]at once[/bold]", _size(found.worker.peak), _size(found.server.peak))
     console.print(table)
     where = "the CPU" if found.compute.here else found.compute.device
-    each = "" if found.device_bytes is None else f", each device {_gb(found.device_bytes)} GB"
-    machine = f"this machine has {_gb(found.host_bytes)} GB{each}"
+    each = "" if found.device_bytes is None else f", each device {_size(found.device_bytes)}"
+    machine = f"this machine has {_size(found.host_bytes)}{each}"
     console.print(f"{found.workers} × a worker on {where}; {machine}")
     console.print(
-        f"In use at once on this machine: {_gb(found.host_need)} GB, beside Python and its libraries"
+        f"In use at once on this machine: {_size(found.host_need)}, beside Python and its libraries"
         + (
-            f"; up to {_gb(found.host_most)} with what the heap keeps"
+            f"; up to {_size(found.host_most)} with what the heap keeps"
             if found.host_most > found.host_need
             else ""
         )
@@ -80,8 +80,10 @@ def fit(
 
 
 def _cell(need: Need, name: str) -> str:
-    return _gb(need.parts[name]) if name in need.parts else ""
+    return _size(need.parts[name]) if name in need.parts else ""
 
 
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.3g}" if size >= 1e6 else f"{size / 1e9:.1g}" if size else "–"
+def _size(amount: int) -> str:
+    from tacit.report.pieces import size
+
+    return size(amount) if amount else "–"

@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tacit.models.hub import quiet
 from tacit.models.lora import Lora, lora_config, trained_heads
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
@@ -54,7 +57,9 @@ def save_adapter(model: nn.Module, base: nn.Module, lora: Lora, source: str, int
 def save_model(model: nn.Module, how: Mapping[str, Any], into: Path) -> None:
     """Write a whole model; `how` it was built stands in for a transformers config where there is none."""
     if (save := getattr(model, "save_pretrained", None)) is not None:
-        save(into)
+        library = sys.modules.get("transformers")  # other libraries' models have the method too
+        with nullcontext() if library is None else quiet(library):
+            save(into)
         return
     into.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}

@@ -62,13 +62,13 @@ def from_hub(
     if frozen == "empty":
         for key, value in given.items():
             setattr(config, key, value)
-        with _quiet(transformers):
+        with quiet(transformers):
             return _checked(auto.from_config(config, dtype=torch.float32))
     if frozen == "4bit":
-        with torch.device("meta"), _quiet(transformers):
+        with torch.device("meta"), quiet(transformers):
             heads = output_layers(auto.from_config(config))
         given |= _four_bits(transformers, heads)
-    with _quiet(transformers):
+    with quiet(transformers):
         try:
             model, report = auto.from_pretrained(
                 folder,
@@ -119,7 +119,7 @@ def from_config(
         if len(shape) == 3:
             _refuse_other_pictures(built, shape, kind)
             _refuse_cut_pictures(built, shape)
-        with _quiet(transformers):
+        with quiet(transformers):
             return _checked(auto.from_config(built))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"model.config: no {kind} can be built from it ({first_line(error)})") from None
@@ -256,7 +256,7 @@ def _checked(model: Any) -> nn.Module:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without transformers' remarks on fresh classifiers and its bars; errors are still raised."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
