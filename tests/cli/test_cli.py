@@ -45,6 +45,17 @@ def test_run_then_refuse_then_resume(command, recipe: Path) -> None:
     assert "guarantees nothing" in err
 
 
+@pytest.mark.parametrize("fewer", [["--rounds", 1], ["--set", "rounds=1"]])
+def test_a_run_cannot_go_on_to_a_round_that_it_has_passed(command, recipe: Path, fewer: list[object]) -> None:
+    command("run", recipe, "--out", "here")
+    before = {file: file.read_bytes() for file in Path("here").rglob("*") if file.is_file()}
+    code, _, err = command("resume", "here", *fewer)
+    assert (code, err) == (2, "tacit: rounds: here has done 2 already; give 2 or more (got 1)\n")
+    assert {file: file.read_bytes() for file in Path("here").rglob("*") if file.is_file()} == before
+    code, out, _ = command("resume", "here", "--rounds", 2)
+    assert code == 0 and "Done" in out, "as many as it has done: it is finished"
+
+
 def test_a_run_is_tested_again_where_records_have_no_users(command, recipe: Path) -> None:
     _, out, _ = command("run", recipe, "--out", "here", "--json")
     accuracy = json.loads(out)["last"]["accuracy"]

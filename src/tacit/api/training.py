@@ -24,7 +24,7 @@ from tacit.engine import EngineSettings, Job
 from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, Settings, Tracker
-from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE
+from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE, kept_facts
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
 from tacit.federation.fitting import refuse_mismatch, refuse_no_train_loss, refuse_odd, refuse_other_task
@@ -208,7 +208,7 @@ def resume(
 
     Raises:
         UserError: the folder holds no run, another object was given, a file was changed, or `overrides` has
-            what may not change.
+            what may not change; or more rounds are done than `rounds`.
     """
     _refuse_other_kinds(model, dataset, algorithm, task, sampling, engine)
     folder = Path(folder)
@@ -217,6 +217,8 @@ def resume(
         changed = {} if rounds is None else {"rounds": rounds}
         changed |= _refuse_other_changes(overrides or {})
         recorded = recorded_config(folder, {"rounds": changed["rounds"]} if "rounds" in changed else {})
+        if "rounds" in changed:
+            _refuse_rounds_done(folder, recorded.rounds)
         config = _on(recorded_config(folder, changed), device, server=True)
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         refuse_others(folder, given | {"optimizer": optimizer, "sampling": sampling})
@@ -295,6 +297,13 @@ def _refuse_other_changes(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"{', '.join(MAY_CHANGE)}. Start a new run for anything else"
             )
     return overrides
+
+
+def _refuse_rounds_done(folder: Path, rounds: int) -> None:
+    """Rounds that are done, and paid for, cannot be taken back by asking for fewer."""
+    done = max((int(facts["round"]) for facts in kept_facts(folder / "checkpoint")), default=0)
+    if rounds < done:
+        raise UserError(f"rounds: {folder} has done {done:,} already; give {done:,} or more (got {rounds:,})")
 
 
 def _on(config: Config, device: str | Sequence[str] | None, server: bool = False) -> Config:

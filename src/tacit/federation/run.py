@@ -138,7 +138,7 @@ class Federation:
             # was trained last has learnt.
             server.write_model()
         metrics = read_metrics(self.folder / METRICS)
-        finished = server.round == settings.rounds or self.stopped is not None
+        finished = server.round >= settings.rounds or self.stopped is not None
         kept = None
         if finished and settings.evaluate.keep_best and self._watch.round:
             checkpoints.load_model(self.folder, self.job.model, self.job.algorithm.personal_part)
