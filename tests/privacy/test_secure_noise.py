@@ -28,8 +28,8 @@ from tacit.privacy import (
 )
 from tacit.privacy.gaussian import rounded_gaussian
 from tacit.privacy.metrics import Metrics
+from tacit.privacy.rounding import rounded_up
 from tacit.privacy.shares import LEAST_SHARE, lengthened, log_ratio
-from tacit.privacy.statement import rounded_up
 from tacit.vector import Layout
 
 LAYOUT = Layout.of(nn.Linear(3, 2))

@@ -88,7 +88,7 @@ def test_every_run_ends_with_its_page(private) -> None:
     assert statement.summary() in shown, "the guarantee in two sentences"
     first = text.index("Guarantee"), text.index("Over the rounds")
     assert first[0] < first[1], "the guarantee comes first"
-    from tacit.privacy.statement import rounded_up
+    from tacit.privacy.rounding import rounded_up
 
     assert f"ε = {rounded_up(statement.epsilon)}" in shown
     assert all(item in shown for item in ("Against whom", "Not covered", "budget 50"))

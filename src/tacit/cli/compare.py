@@ -81,7 +81,7 @@ def compare(
 
 def comparison(table: list[Row]) -> Table:
     """The rows as a table that fits 80 columns, the best first; under each label, where its runs are."""
-    from tacit.privacy.statement import rounded_up
+    from tacit.privacy.rounding import rounded_up
     from tacit.report.compare import judged_by
 
     metric = judged_by(table)

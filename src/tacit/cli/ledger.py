@@ -51,6 +51,6 @@ def ledger(
 
 
 def _text(value: float) -> str:
-    from tacit.privacy.statement import rounded_up
+    from tacit.privacy.rounding import rounded_up
 
     return "∞" if math.isinf(value) else rounded_up(value)

@@ -15,7 +15,7 @@ def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float |
         from tacit.api.planning import RunPlan
         from tacit.config import parse_overrides
         from tacit.config.sweep import load_one
-        from tacit.privacy.statement import rounded_up
+        from tacit.privacy.rounding import rounded_up
         from tacit.privacy.tuning import Tuned
 
         plan = RunPlan(load_one(file, parse_overrides(overrides)), trials=trials)

@@ -12,6 +12,7 @@ from rich.table import Table
 from tacit.cli.common import narrow, print_json, working
 from tacit.cli.options import naming_options
 from tacit.errors import UserError
+from tacit.privacy.rounding import rounded_up
 
 if TYPE_CHECKING:
     from tacit.privacy.accountants import Epsilon
@@ -136,7 +137,8 @@ def _show_vanished(console: Console, found: Answer, vanished: dict[str, Any]) ->
     if (more := vanished["drawing_more"]) is not None:
         console.print(
             f"To have {cohort:,} left, draw {more['cohort']:,}: noise {more['noise']:g}, ε = "
-            f"{more['epsilon']:.4g}. Who vanishes counts as if they had come: only the draw is chance."
+            f"{rounded_up(more['epsilon'], digits=4)}. Who vanishes counts as if they had come: only the "
+            "draw is chance."
         )
 
 
@@ -177,9 +179,9 @@ def _show(console: Console, found: Answer, closed_form: bool) -> None:
         value = {"noise": q.noise, "rounds": q.rounds, "cohort": q.cohort}.get(found.solved, q.participations)
         console.print(f"[bold]{found.solved} {value:,}[/bold] keeps ε ≤ {q.target:g}")
     rows = Table.grid(padding=(0, 2))
-    pld = "no bound at hand" if epsilon.pld is None else f"[bold]{epsilon.pld:.4g}[/bold]"
+    pld = "no bound at hand" if epsilon.pld is None else f"[bold]{rounded_up(epsilon.pld, digits=4)}[/bold]"
     rows.add_row("ε", f"{pld}  by PLD")
-    rows.add_row("", f"{epsilon.rdp:.4g}  by RDP, order {epsilon.order:g}")
+    rows.add_row("", f"{rounded_up(epsilon.rdp, digits=4)}  by RDP, order {epsilon.order:g}")
     rows.add_row("δ", f"{epsilon.delta:g}")
     rows.add_row("noise", f"{q.noise:g} × the clipping bound (standard deviation)")
     if found.unit == "client" and q.cohort:
@@ -217,5 +219,5 @@ def _show_grid(console: Console, found: Answer, cells: list[dict[str, float]]) -
         grid.add_column(f"{length:,.0f} {unit}", justify="right")
     for noise in sorted({cell["noise"] for cell in cells}):
         row = {cell["rounds"]: cell["epsilon"] for cell in cells if cell["noise"] == noise}
-        grid.add_row(f"{noise:.3g}", *(f"{row[length]:.3g}" for length in lengths))
+        grid.add_row(f"{noise:.3g}", *(rounded_up(row[length]) for length in lengths))
     console.print(grid)

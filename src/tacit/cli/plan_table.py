@@ -17,6 +17,7 @@ from rich.table import Table
 from tacit.cli.common import narrow, print_json, working
 from tacit.cli.options import as_options, naming_options
 from tacit.errors import UserError
+from tacit.privacy.rounding import rounded_up
 
 if TYPE_CHECKING:
     from tacit.privacy.answers import Question
@@ -127,11 +128,14 @@ def _compared(axes: Axes, answered: str) -> str:
     return "error" if answered == "noise" and set(axes.get("sampling", ())) & set(TURNS) else answered
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, name: str = "") -> str:
+    """A cell for a person: the ε that was found, rounded up; other numbers to the nearest."""
     if value is None:
         return "–"
     if isinstance(value, str):
         return value
+    if name == "epsilon":
+        return rounded_up(value, digits=4)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
@@ -145,7 +149,7 @@ def _list(cells: Sequence[Cell], axes: Axes, title: str, dimension: int | None) 
         grid.add_column(COLUMNS[name], justify="left" if name == "sampling" else "right")
     for value, cell in zip(axes[axis], cells, strict=True):
         target = axis == "epsilon"
-        grid.add_row(*(_text(value if n == axis and not target else cell[n]) for n in shown))
+        grid.add_row(*(_text(value if n == axis and not target else cell[n], n) for n in shown))
     return grid
 
 
@@ -164,7 +168,7 @@ def _matrix(cells: Sequence[Cell], axes: Axes, value: str, title: str) -> Table:
     found = dict(zip(product(down, across), cells, strict=True))
     for row in rows:
         there = [found[(column, row) if turned else (row, column)] for column in columns]
-        grid.add_row(_text(row), *(_text(cell[value]) for cell in there))
+        grid.add_row(_text(row), *(_text(cell[value], value) for cell in there))
     return grid
 
 

@@ -43,7 +43,7 @@ from tacit.config.schema import Config
 from tacit.errors import UserError
 from tacit.privacy.calibration import solve_noise
 from tacit.privacy.events import Spend
-from tacit.privacy.statement import rounded_up
+from tacit.privacy.rounding import rounded_up
 from tacit.privacy.steps import round_event
 from tacit.privacy.tuning import tuned_epsilon
 

@@ -10,7 +10,7 @@ from typing import Any
 from tacit.deploy.client import LEDGERS
 from tacit.deploy.ledgers import Account, read_accounts, spent
 from tacit.deploy.policy import Allow
-from tacit.privacy.statement import rounded_up
+from tacit.privacy.rounding import rounded_up
 
 
 @dataclass(frozen=True)

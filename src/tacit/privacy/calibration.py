@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from tacit.errors import UserError
 from tacit.privacy.accountants import Epsilon, epsilon, pld_epsilon
 from tacit.privacy.events import Event, Spend
+from tacit.privacy.rounding import rounded_up
 
 MOST_TIMES = 10_000_000
 
@@ -45,8 +46,8 @@ def solve_times(event: Event, epsilon: float, delta: float) -> int:
     over = _solve(lambda times, bound: bound({event: times}, delta) > epsilon, 1, MOST_TIMES, guess=1)
     if over == 1:
         raise UserError(
-            f"one round costs more than ε = {epsilon:g}, namely {cost(event, 1, delta).value:.3g}; raise the "
-            "noise or lower the rate"
+            f"one round costs more than ε = {epsilon:g}, namely {rounded_up(cost(event, 1, delta).value)}; "
+            "raise the noise or lower the rate"
         )
     return MOST_TIMES if over is None else over - 1
 

@@ -31,6 +31,7 @@ from typing import Literal, get_args
 from tacit.errors import UserError
 from tacit.privacy.accountants import Epsilon
 from tacit.privacy.calibration import cost
+from tacit.privacy.rounding import rounded_up
 from tacit.privacy.sampling import Poisson
 from tacit.privacy.steps import round_event
 
@@ -89,6 +90,6 @@ class Scale:
         loose = f" δ is not below 1/{self.population:,}: too large for so many." * (epsilon.delta >= share)
         return (
             f"Not this run, an extrapolation: {self.population:,} clients, {self.cohort:,} a round, noise "
-            f"{noise:.4g} (as much on the average), {rounds:,} rounds: ε = {epsilon.value:.3g} "
-            f"(RDP {epsilon.rdp:.3g}) at δ = {epsilon.delta:g}, if training went the same.{loose}"
+            f"{noise:.4g} (as much on the average), {rounds:,} rounds: ε = {rounded_up(epsilon.value)} "
+            f"(RDP {rounded_up(epsilon.rdp)}) at δ = {epsilon.delta:g}, if training went the same.{loose}"
         )

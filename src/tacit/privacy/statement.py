@@ -21,6 +21,7 @@ from typing import Any
 
 from tacit.privacy.ledger import Charge, Tally, replay
 from tacit.privacy.mechanisms.base import Mechanism, Observer
+from tacit.privacy.rounding import rounded_up
 from tacit.privacy.totals import Worst
 
 _NONE = "This run gives no differential privacy: what it releases, or a part of it, has no noise."
@@ -201,15 +202,3 @@ _RELATIONS = {
     ("client", "replace-one"): "Neighbours: two populations in which one client is replaced by another.",
     ("example", "add-remove"): "Neighbours: two populations that differ in one record of one client.",
 }
-
-
-def rounded_up(value: float) -> str:
-    """Three digits, rounded up: a printed ε must not promise more than the number does.
-
-    >>> rounded_up(1.2301), rounded_up(12.0), rounded_up(0.012345)
-    ('1.24', '12', '0.0124')
-    """
-    if value == 0 or math.isinf(value):
-        return "0" if value == 0 else "∞"
-    scale = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(round(value / scale, 9)) * scale:.3g}"

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from tacit.errors import UserError
 from tacit.privacy.accountants import rdp, rdp_epsilon
 from tacit.privacy.events import Spend
+from tacit.privacy.rounding import rounded_up
 
 Floats = NDArray[np.float64]
 
@@ -54,9 +55,10 @@ class Tuned:
 
     def text(self) -> str:
         """The same for a person."""
+        best, alone = rounded_up(self.epsilon), rounded_up(self.alone)
         return (
             f"The best of K runs, K drawn from the {self.kind} distribution of mean {self.trials:g}: "
-            f"ε = {self.epsilon:.3g}, where one run alone has {self.alone:.3g} (both by RDP). Each run takes "
+            f"ε = {best}, where one run alone has {alone} (both by RDP). Each run takes "
             "its settings at random, is judged by public records or private metrics, and all but the best "
             "are never shown (Papernot and Steinke 2022)."
         )

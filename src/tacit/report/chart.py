@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tacit.privacy.statement import rounded_up
+from tacit.privacy.rounding import rounded_up
 
 WIDTH, HEIGHT = 420, 214
 LEFT, RIGHT, TOP, BOTTOM = 46, 44, 12, 30

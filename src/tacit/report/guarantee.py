@@ -10,7 +10,7 @@ from typing import Any
 from tacit.errors import UserError
 from tacit.federation.files import unsealed
 from tacit.federation.statements import STATEMENT, read_statement
-from tacit.privacy.statement import rounded_up
+from tacit.privacy.rounding import rounded_up
 from tacit.reading import read_text
 from tacit.report.compare import Row, Run
 from tacit.report.pieces import letter, swatch, table_head, warning

@@ -15,7 +15,7 @@ from tacit.config.loading import to_yaml
 from tacit.federation.checkpoint import CLIENTS, LABELS
 from tacit.federation.layers import over_rounds
 from tacit.federation.tracking import troubles
-from tacit.privacy.statement import rounded_up
+from tacit.privacy.rounding import rounded_up
 from tacit.reading import from_json, read_text
 from tacit.report.chart import number
 from tacit.report.compare import Row, Run, Spread, judged_by, untrained

@@ -11,9 +11,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from tacit.federation import Record, Tracker
 from tacit.federation.notes import Notes, PythonWarnings
+from tacit.privacy.rounding import rounded_up
 from tacit.tasks.headline import headlines
 
-SHOWN = (("epsilon", "ε {:.2f}".format),)
+SHOWN = (("epsilon", lambda spent: f"ε {rounded_up(spent)}"),)
 """What is shown of a round's record beside its metrics: its name there, and its form here."""
 
 
