@@ -50,6 +50,22 @@ def test_a_program_is_told_the_largest_epsilon_and_nothing_that_json_lacks() -> 
     assert plain["accuracy_last"] == {"mean": None, "std": None}
 
 
+@pytest.mark.parametrize(
+    ("names", "place"),
+    [
+        (["seed=0,lr=0.1", "seed=1,lr=0.1"], "r/seed={0,1},lr=0.1"),
+        (["seed=9,lr=0.1,mu=0", "seed=10,lr=0.1,mu=0"], "r/seed={9,10},lr=0.1,mu=0"),
+        (["lr=0.1,seed=10", "lr=0.1,seed=20"], "r/lr=0.1,seed={10,20}"),
+        (
+            ["seed=0,lr=0.1,noise=1", "seed=1,lr=0.1,noise=2"],
+            "r/seed=0,lr=0.1,noise=1, r/seed=1,lr=0.1,noise=2",
+        ),
+    ],
+)
+def test_a_place_is_what_a_shell_would_expand(names: list[str], place: str) -> None:
+    assert Row("", tuple(Run(Path("r", name), {}, []) for name in names)).place == place
+
+
 def test_a_table_is_narrow_and_has_no_zeros_for_what_is_small() -> None:
     from rich.console import Console
 

@@ -170,22 +170,26 @@ class Row:
         >>> Row("", tuple(runs)).place, Row("", (runs[0],)).place
         ('runs/sweep/lr=0.1,seed={9,10}', 'runs/sweep/lr=0.1,seed=9')
         """
-        parents = {run.folder.parent for run in self.runs}
-        if len(self.runs) == 1 or len(parents) > 1:
+        parents, names = {run.folder.parent for run in self.runs}, [run.folder.name for run in self.runs]
+        start = re.sub(r"\w*$", "", _same_start(names))  # no number is cut in two
+        rests = [name.removeprefix(start) for name in names]
+        same_end = _same_start([rest[::-1] for rest in rests])[::-1]
+        end = same_end[same_end.index(",") :] if "," in same_end else ""  # from a whole setting on
+        middles = [rest.removesuffix(end) for rest in rests]
+        if len(self.runs) == 1 or len(parents) > 1 or any("," in middle for middle in middles):
             return ", ".join(str(run.folder) for run in self.runs)
-        names = [run.folder.name for run in self.runs]
-        places = zip(*names, strict=False)
-        same = "".join(
-            letters[0] for letters in itertools.takewhile(lambda letters: len({*letters}) == 1, places)
-        )
-        shared = re.sub(r"\w*$", "", same)  # no number is cut in two
-        ends = ",".join(name.removeprefix(shared) for name in names)
-        return str(parents.pop() / f"{shared}{{{ends}}}")
+        return str(parents.pop() / f"{start}{{{','.join(middles)}}}{end}")
 
     @property
     def other_weights(self) -> bool:
         """Whether its networks were objects that began with different weights: as seeds do, and as others."""
         return len({run.passed["model"].weights for run in self.runs if "model" in run.passed}) > 1
+
+
+def _same_start(names: Sequence[str]) -> str:
+    """What all of them begin with."""
+    places = zip(*names, strict=False)
+    return "".join(letters[0] for letters in itertools.takewhile(lambda place: len({*place}) == 1, places))
 
 
 def read_run(folder: Path) -> Run:
