@@ -74,6 +74,16 @@ def test_lines_fit_80_columns(tmp_path: Path) -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
+def test_records_that_are_not_there_are_named_by_their_whole_path(clinic: Path) -> None:
+    (clinic / "records.csv").unlink()
+    with pytest.raises(UserError) as refused:
+        tacit("client", "check", "clinic")
+    assert (
+        str(refused.value)
+        == f"data.path: there is no {clinic.resolve()}/records.csv; put the file there, or correct it"
+    )
+
+
 def test_how_many_records_there_are_is_told_only_if_the_owner_says_so(clinic: Path) -> None:
     (clinic / "client.yaml").write_text(OWNER.replace("[examples]", "[]"))
     tacit("client", "check", "clinic")

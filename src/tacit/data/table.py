@@ -35,9 +35,13 @@ def read_table(path: Path, format: Format) -> Columns:
     path = path.expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _READERS) if path.is_dir() else [path]
     if not path.exists():
-        raise UserError(
-            f"data.path: there is no {path}; paths are from the folder that the command is run in"
+        # A client's paths come from its own folder, and whole: what they are from is in them already.
+        whence = (
+            "put the file there, or correct it"
+            if path.is_absolute()
+            else "it is from the folder that tacit is run in"
         )
+        raise UserError(f"data.path: there is no {path}; {whence}")
     if not files:
         raise UserError(f"data.path: {path} holds no table; give a csv, tsv, parquet, json or jsonl file")
     rows: list[dict[str, Any]] = []
