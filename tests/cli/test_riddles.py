@@ -211,6 +211,18 @@ def test_a_plan_says_how_cohorts_are_chosen(command, setting, drawn, said) -> No
     assert json.loads(out)["sampling"] == drawn
 
 
+def test_a_plan_for_records_names_the_client_that_its_epsilon_is_of(command) -> None:
+    Path("c.yaml").write_text(GOOD + "privacy: {unit: example, clip: 0.2, noise: 4, delta: 1e-3}\n")
+    _, out, _ = command("plan", "c.yaml", "--json")
+    worst = json.loads(out)["worst"]
+    tacit.run(tacit.load("c.yaml"), "run")
+    told = f"{worst['steps']} steps at rate {worst['rate']:.3g}"
+    assert f"worst client: {told} " in tacit.statement("run").sampling
+    assert worst["rate"] == min(1, 10 / worst["records"]), "a batch of ten"
+    (line,) = (line for line in command("plan", "c.yaml")[1].splitlines() if line.startswith("worst"))
+    assert line.split(maxsplit=1)[1].strip() == f"a client of {worst['records']} records: {told}"
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -12,7 +12,16 @@ from tacit.config import Config
 from tacit.config.parts import build_parts, build_privacy
 from tacit.data import Dataset
 from tacit.errors import UserError
-from tacit.privacy import ClientLevel, FixedSize, LayeredNoise, Mechanism, Poisson, Sampler, Workload
+from tacit.privacy import (
+    ClientLevel,
+    ExampleLevel,
+    FixedSize,
+    LayeredNoise,
+    Mechanism,
+    Poisson,
+    Sampler,
+    Workload,
+)
 from tacit.privacy.accountants import epsilon
 from tacit.privacy.events import Spend
 from tacit.privacy.mechanisms.base import NO_ROUND_FITS
@@ -45,7 +54,8 @@ def plan(
     Returns:
         Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …; `worth` is what is
         accounted where the noise differs by layer. `sampling` is `poisson`, `fixed`, `in turn`
-        (correlated noise) or `own` (a sampler that was given).
+        (correlated noise) or `own` (a sampler that was given). At example level `worst` has the `records`,
+        the sampling `rate` and the `steps` of the client whose ε it is.
 
     Raises:
         UserError: the config has no `privacy` section, or no noise keeps its budget.
@@ -87,7 +97,8 @@ class RunPlan:
         mechanism, rounds, clients = self._mechanism, self._config.rounds, len(self._parts.population)
         workload = self._parts.workload(self._config.seed)
         spends = mechanism.planned(workload, rounds, mechanism.noise)
-        cost = max((epsilon(spend, mechanism.delta) for spend in spends), key=lambda found: found.value)
+        found = [(epsilon(spend, mechanism.delta), spend) for spend in spends]
+        cost, worst = max(found, key=lambda pair: pair[0].value)
         return {
             "unit": mechanism.unit,
             "epsilon": cost.value,
@@ -99,6 +110,7 @@ class RunPlan:
             "clients": clients,
             "cohort": mechanism.expected(clients),
             "sampling": _sampling(mechanism),
+            "worst": _worst_client(mechanism, workload, rounds, worst),
             "simulation": mechanism.simulated,
             "metrics": _metrics_cost(mechanism, workload, rounds),
             "tuned": None if self._trials is None else _tuned(spends, mechanism.delta, self._trials),
@@ -129,6 +141,17 @@ def _sampling(mechanism: Mechanism) -> str:
     """How cohorts are chosen."""
     known = {Poisson: "poisson", FixedSize: "in turn" if isinstance(mechanism, Correlated) else "fixed"}
     return known.get(type(mechanism.sampling), "own")
+
+
+def _worst_client(
+    mechanism: Mechanism, workload: Workload, rounds: int, spend: Spend
+) -> dict[str, float] | None:
+    """At example level, the client whose ε a plan tells: few records are drawn often, many rounds add up."""
+    if not isinstance(mechanism, ExampleLevel):
+        return None
+    clients = mechanism.planned_clients(workload, rounds, mechanism.noise)
+    worst = next(client for client in clients if {client.event: client.steps} == spend)
+    return {"records": worst.records, "rate": worst.event.rate, "steps": worst.steps}
 
 
 def _tuned(spends: Sequence[Spend], delta: float, trials: float) -> dict[str, Any]:

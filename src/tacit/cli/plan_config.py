@@ -38,6 +38,9 @@ def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float |
     rows.add_row("rounds", f"{found['rounds']:,}")
     when = {"poisson": ", on average", "in turn": ", in turn"}.get(found["sampling"], "")
     rows.add_row("clients", f"{found['cohort']:g} of {found['clients']:,} a round{when}")
+    if (worst := found["worst"]) is not None:
+        drawn = f"{worst['steps']:,} steps at rate {worst['rate']:.3g}"
+        rows.add_row("worst", f"a client of {worst['records']:,} records: {drawn}")
     if found["metrics"] is not None:
         told = found["metrics"]
         alone = rounded_up(told["epsilon_without"])

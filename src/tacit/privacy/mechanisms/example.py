@@ -90,6 +90,15 @@ LARGE = 1 << 22
 
 
 @dataclass(frozen=True)
+class PlannedClient:
+    """What a client of so many records will have paid: `steps` times `event`."""
+
+    records: int
+    event: PoissonGaussian
+    steps: int
+
+
+@dataclass(frozen=True)
 class ExampleLevel(Mechanism):
     """Private gradients inside each client; see the module."""
 
@@ -139,16 +148,21 @@ class ExampleLevel(Mechanism):
         return Part(self._step(records, workload, self.noise), workload.steps(records))
 
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
+        return [{client.event: client.steps} for client in self.planned_clients(workload, rounds, noise)]
+
+    def planned_clients(self, workload: Workload, rounds: int, noise: float) -> Sequence[PlannedClient]:
+        """What clients will have paid after `rounds`: those that may be the worst, one of each kind."""
         times = np.zeros(workload.population, np.int64)
         for round in range(rounds):
             times[self.sample(round, 0, workload)] += 1
+        drawn = {(int(n), int(p)) for p, n in zip(times, workload.sizes, strict=True) if p}
         totals = {
-            (self._step(records, workload, noise), often * workload.steps(records))
-            for often, records in {(int(p), int(n)) for p, n in zip(times, workload.sizes, strict=True) if p}
+            (self._step(records, workload, noise), often * workload.steps(records)): records
+            for records, often in sorted(drawn, reverse=True)
         }
         return [
-            {event: steps}
-            for event, steps in totals
+            PlannedClient(records, event, steps)
+            for (event, steps), records in totals.items()
             if not any(
                 (e, s) != (event, steps) and e.dominates(event) and s >= steps for e, s in totals
             )
