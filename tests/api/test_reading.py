@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,17 @@ class Twin(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.inner(x.flip(-1)) - 0.1
         return out
+
+
+@pytest.mark.parametrize("groups", [[0], [-1], [2.5], 3, ["2"], [2, None]])
+def test_groups_are_whole_numbers_of_units(
+    config: Callable[..., Config], dataset: Dataset, tmp_path: Path, groups: Any
+) -> None:
+    privacy = {"unit": "client", "clip": 0.5, "noise": 4.0, "delta": 1e-3, "entropy": "seed"}
+    tacit.run(config(rounds=1, privacy=privacy), tmp_path / "run", dataset=dataset)
+    with pytest.raises(UserError, match=r"^groups: .* give whole numbers from 1"):
+        tacit.statement(tmp_path / "run", groups)
+    assert [size for size, _ in tacit.statement(tmp_path / "run", np.array([1, 2])).groups] == [1, 2]
 
 
 def test_a_model_that_was_given_is_the_one_that_is_tested(

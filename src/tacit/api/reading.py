@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,24 @@ def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:
         ε, δ, the unit and the neighbouring relation, against whom it holds and what it does not cover.
 
     Raises:
-        UserError: the run claims nothing, or its ledger was changed.
+        UserError: the run claims nothing, its ledger was changed, or a group is no whole number of units.
     """
     folder = Path(folder)
     if recorded_config(folder).privacy is None:
         raise UserError(f"{folder}: this run guarantees nothing: its config has no `privacy` section")
-    return read_statement(folder, groups)
+    return read_statement(folder, _sizes(groups))
+
+
+def _sizes(groups: Any) -> list[int]:
+    """The sizes of groups, as they were given."""
+    told = f"groups: {groups!r} is no list of sizes; give whole numbers from 1, such as [2, 5]"
+    try:
+        sizes = [index(size) for size in groups]
+    except TypeError:
+        raise UserError(told) from None
+    if any(size < 1 for size in sizes):
+        raise UserError(told)
+    return sizes
 
 
 def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Together:
