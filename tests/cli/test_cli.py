@@ -132,6 +132,7 @@ BAD = [
     (["--set", "server.optimizer=sdg"], "sgd"),
     (["--set", "server.momentun=0.9"], "momentun"),
     (["--set", "evaluate.clients=5"], "set data.holdout"),
+    (["--set", "name=../../x"], "name: a name is made of letters, digits, - and _, and"),
     (["--set", "rounds"], "write it as key=value"),
     (["--set", "rounds=[1"], "not valid YAML"),
 ]  # fmt: skip

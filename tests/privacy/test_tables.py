@@ -149,6 +149,8 @@ def test_dropout_is_answered(plan) -> None:
         ("--noise 1 --population 9 --cohort 3 --rounds 9 --dropout 1.5", "--dropout 1.5: give the share"),
         ("--noise 1 --rate 0.1 --rounds 9 --dimension 10", "give --population and --cohort"),
         ("--noise 1,2 --rate 0.1", "give --rounds"),
+        ("--noise 1 --rate 0.1 --rounds 9 --metrics 2", "--metrics 2: give a share from 0.0001 to 0.9"),
+        ("--noise 1 --rate 0.1 --rounds 9 --metrics nan", "--metrics nan: give a share from 0.0001 to 0.9"),
         ("c.yaml --noise 1", "c.yaml has the settings"),
         ("--set rounds=3 --noise 1", "--set changes a config's settings"),
         (f"--noise {','.join(map(str, range(1, 300)))} --rate 0.1 --rounds 9", "at most 200"),

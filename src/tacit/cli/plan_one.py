@@ -152,7 +152,7 @@ def _split(found: Answer, share: float | None) -> dict[str, float]:
         raise UserError("--metrics: at example level private metrics cost nothing; leave it out")
     try:
         rule = Metrics(share)
-    except ValueError:
+    except UserError:
         raise UserError(f"--metrics {share:g}: give a share from 0.0001 to 0.9, such as 0.05") from None
     return {"update_noise": rule.rest(found.noise), "metrics_noise": rule.noise(found.noise)}
 

@@ -7,6 +7,7 @@ torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import reduce
 from operator import or_
@@ -54,10 +55,19 @@ else:
     """Where clients run: speed only. None of it can change a result, except `threads` in the last bits."""
 
 
+def _folder_name(name: str) -> str:
+    """The name, if a folder may be called so anywhere."""
+    if re.fullmatch(r"[\w-][\w.-]*", name) is None:
+        raise ValueError(
+            f"a name is made of letters, digits, - and _, and dots but for the first (got {name!r})"
+        )
+    return name
+
+
 class Config(Section):
     """A whole experiment."""
 
-    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$", max_length=100)] = "run"
+    name: Annotated[str, Field(max_length=100), AfterValidator(_folder_name)] = "run"
     """What the run's folder is called after."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of all draws but what a guarantee rests on: noise, cohorts, batches, masks (`privacy.entropy`)."""
