@@ -150,6 +150,26 @@ def test_a_file_is_a_source_too(tmp_path) -> None:
         tacit.dataset([], **ask)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("who,age,job\nu,1,vet\nv,2,judge\nw,3,vet\n",
+         "people.csv, line 3: 'judge' is not among the classes: vet, spy; correct it, or name it there"),
+        ("who,age,job\n", "people.csv has no records; give a table with some"),
+        ("who,age,job\nu,1,vet\nv,2,spy\n", "give a file of others to test on (data.test)"),
+        ("who,age,job\nu,1,vet\n", "give a file of others to test on (data.test)"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_told_where_and_what_to_do(tmp_path, text: str, said: str) -> None:
+    (tmp_path / "people.csv").write_text(text)
+    with pytest.raises(tacit.UserError) as refused:
+        tacit.dataset(
+            tmp_path / "people.csv", features="age", label="job", user="who", classes=("vet", "spy"),
+            test=tmp_path / "people.csv" if "judge" in text else None,
+        )  # fmt: skip
+    assert said in str(refused.value)
+
+
 @pytest.mark.parametrize("network", ["logistic", "mlp"])
 def test_texts_are_refused_where_a_model_takes_numbers(config, network, tmp_path) -> None:
     data = tacit.dataset(ROWS, text="note", label="job", tokenizer="bytes", name="notes")

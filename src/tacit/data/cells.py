@@ -48,7 +48,7 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
     if meaning.task == "token-classification":
         flat = [_plain(v) for row in values if not _missing(row) for v in np.ravel(row)]
         if any(isinstance(v, str) for v in flat):
-            return _coded(sorted({str(v) for v in flat}), meaning.classes)
+            return _coded(sorted({str(v) for v in flat}), columns, meaning)
         most = max((int(v) for v in flat if int(v) >= 0), default=0) + 1
         if meaning.classes and most > len(meaning.classes):
             raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
@@ -91,7 +91,7 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
             f"label: column {meaning.label!r} holds both numbers and words; make them all one kind"
         )
     _refuse_no_classes(columns, meaning, known)
-    return _coded(sorted(known), meaning.classes)
+    return _coded(sorted(known), columns, meaning)
 
 
 def _refuse_no_classes(columns: Columns, meaning: Meaning, known: set[Any]) -> None:
@@ -117,15 +117,20 @@ def _refuse_no_classes(columns: Columns, meaning: Meaning, known: set[Any]) -> N
             )
 
 
-def _coded(found: Sequence[Any], classes: tuple[str, ...]) -> Coding:
+def _coded(found: Sequence[Any], columns: Columns, meaning: Meaning) -> Coding:
     """Numbers for the labels that were found: in their own order, or in that of the classes there may be."""
+    classes = meaning.classes
     if not classes:
         names = tuple(str(v) for v in found)
         return Coding(len(names), names, {v: number for number, v in enumerate(found)})
+    if len(set(classes)) < len(classes):
+        raise UserError(f"classes: one is named twice: {', '.join(classes)}")
     beyond = [v for v in found if str(v) not in classes]
-    if beyond or len(set(classes)) < len(classes):
-        what = f"label: {beyond[0]!r} is not among the classes" if beyond else "classes: one is named twice"
-        raise UserError(f"{what}: {', '.join(classes)}")
+    if beyond:
+        raise UserError(
+            f"label: {_place(columns, meaning, beyond[0])}{beyond[0]!r} is not among the classes: "
+            f"{', '.join(classes)}; correct it, or name it there (data.classes)"
+        )
     numbers: dict[Any, int] = {name: number for number, name in enumerate(classes)}
     numbers |= {int(name): n for n, name in enumerate(classes) if _whole(name)}
     return Coding(len(classes), classes, numbers)
@@ -141,6 +146,15 @@ def _negative(label: Any) -> bool:
     if isinstance(label, str):
         return label.startswith("-") and _whole(label)
     return isinstance(label, int | float) and label < 0 and (isinstance(label, int) or label.is_integer())
+
+
+def _place(columns: Columns, meaning: Meaning, label: Any) -> str:
+    """Where a label is first, to begin a sentence with."""
+    for row, value in enumerate(columns.column(meaning.label or "", "label")):
+        held = (int(v) if isinstance(v, float) and v.is_integer() else v for v in np.ravel(value))
+        if str(label) in map(str, held):
+            return f"{columns.where(row)}: "
+    return ""
 
 
 def _plain(value: Any) -> Any:

@@ -165,7 +165,8 @@ def from_columns(
         aside = set_aside(len(columns), TEST_SHARE, users)
         test, columns = columns.take(np.flatnonzero(aside)), columns.take(np.flatnonzero(~aside))
         if not len(columns):
-            raise UserError(f"{name}: one record is too few to train on and to test")
+            few = "one record is too few to train on and to test"
+            raise UserError(f"{name}: {few}; give more, or a file of others to test on (data.test)")
     coding = coding_of(columns, meaning)
     bad: list[str] = []
     train_records, shape = _records(columns, meaning, coding, bad)

@@ -87,7 +87,8 @@ def set_aside(n: int, share: float, users: Sequence[Any] | None = None) -> NDArr
     aside[rows.indices[drawn[place < count[names]]]] = True
     if not aside.any():
         raise UserError(
-            f"{n} records are too few to test on {share:.0%} of each user's; give records to test on"
+            f"{n} records are too few to test on {share:.0%} of each user's; give a file of others to "
+            "test on (data.test)"
         )
     return aside
 

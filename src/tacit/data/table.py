@@ -60,6 +60,8 @@ def read_table(path: Path, format: Format) -> Columns:
                 f"data.path: {file} cannot be read as {format.encoding} text ({reason}); set data.encoding, "
                 "for example to latin-1 or utf-16"
             ) from None
+    if not rows:
+        raise UserError(f"data.path: {path} has no records; give a table with some")
     names = list(dict.fromkeys(key for row in rows for key in row))
     return Columns({name: [row.get(name) for row in rows] for name in names}, lambda row: places[row])
 
