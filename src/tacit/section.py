@@ -1,4 +1,5 @@
-"""What a section of a config is: a frozen, validated record that refuses keys it does not know.
+"""What a section of a config is: a frozen, validated record that refuses keys it does not know, and numbers
+that are not finite.
 
 Each room owns the sections that configure it, as models (`Section`) or, where they are also made by hand, as
 dataclasses (`@section`); `tacit.config` only composes them.
@@ -29,13 +30,13 @@ T = TypeVar("T")
 class Section(BaseModel):
     """A part of a config."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass_transform(frozen_default=True)
 def section(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are checked, in a config or in Python."""
-    made: Any = dataclass(cls, frozen=True, config=ConfigDict(extra="forbid"))
+    made: Any = dataclass(cls, frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
     unchecked = made.__init__
 
     @wraps(unchecked)
@@ -75,7 +76,7 @@ def as_name(value: Any) -> Any:
 class Open(BaseModel):
     """A section whose other keys are options of what it names."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -42,7 +42,8 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """What pydantic calls a key that a model, or a dataclass, does not have."""
 PLAIN = {
     "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
-    "float_parsing": "a number", "float_type": "a number", "bool_parsing": "true or false",
+    "float_parsing": "a number", "float_type": "a number", "finite_number": "a finite number",
+    "bool_parsing": "true or false",
     "bool_type": "true or false", "string_type": "a text", "tuple_type": "a list", "list_type": "a list",
 }  # fmt: skip
 """What values must be, by pydantic's name of what is wrong with them."""

@@ -27,9 +27,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from tacit.errors import UserError
 from tacit.lazy import Tensor, torch
@@ -50,7 +50,8 @@ _SAFE = 1 - 2.0**-21
 class Clip:
     """A clipping rule: the clipping norm C, how it is divided over layers, and what happens beyond it."""
 
-    bound: PositiveFloat
+    bound: Annotated[float, Field(gt=0, allow_inf_nan=True)]
+    """Infinite, it clips nothing: only where the noise is 0."""
     per: Per = "global"
     """One bound for everything, or one for each layer: equal, or growing with the layer's dimension."""
     mode: Mode = "clip"
@@ -59,8 +60,6 @@ class Clip:
     """α of the layers whose names match a pattern (`"*.mlp*": 2`), the first that does; 1 for all others."""
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, self.weights.values())):
-            raise UserError("privacy.clip.weights: a layer's weight must be a finite number; choose another")
         if self.weights and self.per == "global":
             raise UserError(
                 "privacy.clip.weights: one bound for everything has no layers to weigh; set per: dim"

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from tacit.lazy import torch
 from tacit.privacy.bits import Bits
@@ -38,7 +38,7 @@ from tacit.section import section
 
 PREFIX = "private_"
 """What private metrics' names in a round's record begin with."""
-Range = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Range = PositiveFloat
 _ARRIVED = 4
 """Entries of a client that counted: that it did, loss, norm, clipped."""
 
