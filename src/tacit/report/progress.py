@@ -14,9 +14,6 @@ from tacit.federation.notes import Notes, PythonWarnings
 from tacit.privacy.rounding import rounded_up
 from tacit.tasks.headline import headlines
 
-SHOWN = (("epsilon", lambda spent: f"ε {rounded_up(spent)}"),)
-"""What is shown of a round's record beside its metrics: its name there, and its form here."""
-
 
 def workers(record: Record) -> str:
     """What a cluster's engine tells of its machines; nothing for other engines.
@@ -99,7 +96,8 @@ class LiveProgress:
         for note in self._warn.of(record):
             self._console.print(f"[yellow]{note}[/yellow]")
         shown = [metric.text(record[metric.name]) for metric in headlines(record)]
-        shown += [text(record[name]) for name, text in SHOWN if name in record]
+        if "epsilon" in record:
+            shown.append(f"ε {rounded_up(record['epsilon'])}")
         self._status = "  ".join(shown) or self._status
         if self._run is not None and self._round is not None:
             self._bar.update(self._run, completed=record["round"], status=self._status)
