@@ -45,6 +45,18 @@ def test_run_then_refuse_then_resume(command, recipe: Path) -> None:
     assert "guarantees nothing" in err
 
 
+def test_a_run_does_not_move_in_with_other_files(command, recipe: Path) -> None:
+    Path("records").mkdir()
+    Path("records", "people.csv").write_text("age\n3\n")
+    code, _, err = command("run", recipe, "--out", "records")
+    assert (code, err) == (2, "tacit: records is not empty, and holds no run; choose another folder\n")
+    assert [file.name for file in Path("records").iterdir()] == ["people.csv"]
+    Path("begun").mkdir()
+    Path("begun", "lock").touch()
+    Path("begun", "lineage.json.partial").touch()
+    assert command("run", recipe, "--out", "begun", "--set", "rounds=1")[0] == 0, "killed before it began"
+
+
 @pytest.mark.parametrize("fewer", [["--rounds", 1], ["--set", "rounds=1"]])
 def test_a_run_cannot_go_on_to_a_round_that_it_has_passed(command, recipe: Path, fewer: list[object]) -> None:
     command("run", recipe, "--out", "here")

@@ -29,7 +29,7 @@ from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
 from tacit.federation.fitting import refuse_mismatch, refuse_no_train_loss, refuse_odd, refuse_other_task
 from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
-from tacit.federation.lock import locked
+from tacit.federation.lock import LOCK, locked
 from tacit.federation.passed import (
     OBJECTS,
     describe,
@@ -89,7 +89,8 @@ def run(
 
     Args:
         config: what to do, from `load`.
-        folder: where the run is saved, a new one under runs/ by default; it must not hold a run.
+        folder: where the run is saved, a new one under runs/ by default; it must not hold a run, nor
+            anything else.
         model: a module of one's own. A copy of it is trained, `result.model`; the object stays as it is. One
             that a run has trained, or a part of one, brings along what that run has cost, as `model.start`
             does; of weights that were copied into it nothing is known.
@@ -120,6 +121,7 @@ def run(
         raise UserError(f"config: this is a {type(config).__name__}; {made}")
     _refuse_other_kinds(model, dataset, algorithm, task, sampling, engine)
     folder = Path(folder) if folder is not None else new_folder(config.name)
+    _refuse_strangers(folder)  # before a lock is left among them
     with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
         config = _on(config, device)
         if dataset is not None and not isinstance(dataset, type):
@@ -268,6 +270,19 @@ def _refuse_trained_since(folder: Path, model: nn.Module | None, ancestors: Sequ
                 f"model: {place} trained this module, and not yet so when {folder} began; give the one it "
                 "had, or start a new run with this one"
             )
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """A folder of other things, such as records, is no place for a run; what one that was killed before it
+    began has left is none of them.
+    """
+    ours = {LOCK, *FIRST_FILES, *(f"{name}.partial" for name in FIRST_FILES)}
+    try:
+        found = {file.name for file in folder.iterdir()}
+    except OSError:  # it is not there, or whoever locks it says what is wrong with it
+        return
+    if CONFIG not in found and not found <= ours:
+        raise UserError(f"{folder} is not empty, and holds no run; choose another folder")
 
 
 def _refuse_other_kinds(
