@@ -403,12 +403,12 @@ def test_a_run_of_a_sweep_keeps_its_engines_settings(tmp_path: Path) -> None:
 class Slow(SweepWatch):
     """Looks up only when whatever was under way is done: a machine that is busy with other things."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._seen = folder, 0
+    def __init__(self, folder: Path, runs: int) -> None:
+        self._folder, self._runs, self._seen = folder, runs, 0
 
     def progress(self, runs: int, rounds: int) -> None:
         for _ in range(600):
-            if len(list(self._folder.glob("*/finished"))) > self._seen:
+            if len(list(self._folder.glob("*/finished"))) > self._seen or self._seen == self._runs:
                 break
             time.sleep(0.1)
         self._seen = len(list(self._folder.glob("*/finished")))
@@ -419,5 +419,5 @@ def test_a_sweep_is_run_to_its_end_however_seldom_it_is_looked_after(tmp_path: P
     (tmp_path / "s.yaml").write_text(GOOD + "sweep: {seed: [0, 1, 2]}\n")
     read = read_sweep(tmp_path / "s.yaml", {})
     assert read is not None
-    tasks = run_sweep(read, tmp_path / "runs", jobs=1, watch=Slow(tmp_path / "runs"))
+    tasks = run_sweep(read, tmp_path / "runs", jobs=1, watch=Slow(tmp_path / "runs", 3))
     assert [task.finished() for task in tasks] == [True] * 3

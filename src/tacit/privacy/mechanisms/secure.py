@@ -16,7 +16,7 @@ Two numbers:
   or zeros in its place (it is no secret from the server that it was there).
 
 >>> import numpy as np
->>> from tacit.privacy import Clip, Poisson
+>>> from tacit.privacy import Clip, Poisson, Workload
 >>> mechanism = SecureSum(1.0, 1e-5, Clip(0.5), Poisson(0.1), threshold=0.75, colluding=0.12)
 >>> mechanism.threshold_of(10), mechanism.colluding_of(10)
 (8, 1)
