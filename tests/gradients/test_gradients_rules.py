@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -316,3 +318,47 @@ def test_products_called_by_the_names_of_their_arguments():
             return nn.functional.linear(x, weight=self.layer.weight, bias=self.layer.bias)
 
     check(Named(), x(3, 4))
+
+
+class InPlace(nn.Module):
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.activation = nn.Linear(4, 3), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        self.activation(x)  # what it returns is not looked at
+        return x
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        nn.ELU(inplace=True),
+        nn.SELU(inplace=True),
+        nn.CELU(inplace=True),
+        nn.SiLU(inplace=True),
+        nn.Mish(inplace=True),
+    ],
+    ids=lambda activation: type(activation).__name__,
+)
+@pytest.mark.parametrize("b", [2, 3, 64])
+def test_activations_in_place_are_in_place(activation, b):
+    check(InPlace(activation), x(b, 4))
+
+
+def test_powers_and_sums_in_every_spelling():
+    class Spelt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer(x).sigmoid() + 0.5
+            powers = torch.pow(2.0, x) + 2**x + x**x + torch.pow(input=x, exponent=1.5) + x.pow(exponent=2.5)
+            turned = torch.stack([powers, x])  # [2, records, 4]
+            sums = turned.sum(0) + turned.mean(axis=0) + torch.sum(turned, dim=[0], keepdim=True)[0]
+            counts = (turned > 1).sum(0)
+            return sums + counts + turned.sum(dim=(0, 2)).unsqueeze(1)
+
+    check(Spelt(), x(3, 4))

@@ -116,13 +116,18 @@ def _in_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function of single numbers, such as `torch.sigmoid`, computed in whole vectors by every thread."""
 
     @functools.wraps(function)
-    def steady(input: Tensor, *options: Any, **named: Any) -> Tensor:
+    def steady(input: Any, *options: Any, **named: Any) -> Tensor:
+        others = (*options, *named.values())
+        if not isinstance(input, Tensor) or any(isinstance(other, Tensor) for other in others):
+            return function(input, *options, **named)  # of two numbers: a power to a tensor's
         numbers = input.numel()
         # As torch shares them out; each of its threads must have whole vectors.
         step = VECTOR * max(1, min(torch.get_num_threads(), -(-numbers // GRAIN)))
-        if input.device.type != "cpu" or not numbers % step or any(isinstance(o, Tensor) for o in options):
+        if input.device.type != "cpu" or not numbers % step:
             return function(input, *options, **named)
         in_place = named.pop("inplace", False)
+        if options and options[-1] is True:  # the last argument of those that have one
+            options, in_place = (*options[:-1], False), True
         filled = _filled(input.reshape(-1), -numbers % step, 1.0)  # where all of them have a slope
         y = function(filled, *options, **named)[:numbers].view(input.shape)
         return input.copy_(y) if in_place else y.clone()
@@ -136,13 +141,14 @@ def _over_columns(reduction: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
 
     @functools.wraps(reduction)
-    def steady(input: Tensor, dim: Any = None, *options: Any, **named: Any) -> Tensor:
+    def steady(input: Tensor, *options: Any, **named: Any) -> Tensor:
+        dim = options[0] if options else named.get("dim", named.get("axis"))
         axes = [axis % input.dim() for axis in _each(dim)] if dim is not None and input.dim() else []
         missing = -input.shape[-1] % VECTOR if axes else 0
         if 0 not in axes or input.dim() - 1 in axes or not missing or input.device.type != "cpu":
-            return reduction(input, *(() if dim is None else (dim,)), *options, **named)
+            return reduction(input, *options, **named)
         columns = input.shape[-1]
-        return reduction(F.pad(input, (0, missing)), dim, *options, **named)[..., :columns].clone()
+        return reduction(F.pad(input, (0, missing)), *options, **named)[..., :columns].clone()
 
     return steady
 

@@ -103,7 +103,10 @@ def _complex_of(call: Call) -> str:
 
 RULES = table(
     (_same, "clone contiguous _to_copy detach alias lift_fresh lift conj _conj resolve_conj to _prelu"),
-    (pointwise, "where masked_fill bernoulli_p polar complex rsub hardswish isfinite isinf isnan nan_to_num"),
+    (
+        pointwise,
+        "where masked_fill bernoulli_p polar complex rsub hardswish mish isfinite isinf isnan nan_to_num",
+    ),
     (_equal, "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full"),
     (_equal, "new_empty scalar_tensor fill zero empty_strided new_empty_strided empty_permuted"),
     (_draws, "rand randn randint rand_like randn_like randint_like bernoulli uniform normal exponential"),
