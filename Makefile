@@ -5,8 +5,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One thread a process: with several processes on few cores, more threads are many times slower.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-# One process more than cores: a quarter of the tests' time is waiting for processes that they start.
-WORKERS := $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 
 # Modules are compiled when they are first imported, not all of them when they are installed.
 INSTALL := install --no-compile
@@ -52,10 +50,10 @@ $(VENV)/.bench-resolves: $(VENV)/.installed-dev pyproject.toml bench/constraints
 	@touch $@
 
 test: $(VENV)/.installed-dev $(VENV)/.bench-resolves lint  ## lint, types and all tests but the longest
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not long' tests src
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not long' tests src
 
 test-fast: $(VENV)/.installed-dev  ## the quick tests of the core, in under two minutes
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(FAST)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(FAST)
 
 test-long: $(VENV)/.installed-dev  ## the longest tests: clients, server and twenty Ray workers, killed in mid-round
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m long tests
