@@ -13,7 +13,8 @@ Functions of single numbers are computed in whole vectors, so that none of them 
 over an axis that comes before the records'.
 
 This was measured on one thread of a CPU with AVX2, of products on several (`tests/adversarial`), and is
-said of nothing else. Fused attention and recurrent layers are as torch computes them.
+said of nothing else. Fused attention, recurrent layers, and sums over axes on both sides of the records' are
+as torch computes them.
 
 >>> x, weight = torch.randn(2, 17), torch.randn(3, 17)
 >>> linear(x, weight).shape, bool(torch.allclose(linear(x, weight), F.linear(x, weight), atol=1e-5))

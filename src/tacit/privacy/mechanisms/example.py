@@ -26,8 +26,9 @@ grid and not contributions. With d coordinates, a clipping norm of C and a grid 
   last bits, that turns a gradient on or off: records made for it moved a sum of four by 4.8 C, and one of 32
   by 32 C. Products, functions of single numbers and sums over a leading axis are therefore filled up until
   one kernel computes everything (`tacit.gradients.steady`), and a convolution has no record alone where
-  others have company. Not covered is what is left: convolutions on several threads or in groups, fused
-  attention, recurrent layers, what `torch.func` computes, and other devices.
+  others have company. Not covered is what is left: sums over axes on both sides of the records',
+  convolutions on several threads or in groups, fused attention, recurrent layers, what `torch.func` computes,
+  and other devices.
 
 Rounding and arithmetic are part of the sensitivity: the noise has standard deviation z·(C/u·(1 + s) + √d)
 units, so the accountant is told z and is right. That a record's clipped gradient depends on no other record
@@ -314,8 +315,9 @@ class ExampleLevel(Mechanism):
                 "records on a kink of the network to the last bit, such as a ReLU's input that rounds to "
                 "just above or below 0, where a device rounds a record's numbers in another way beside other "
                 "records: on one thread of a CPU with AVX2, where it was measured, products, convolutions, "
-                "activations and sums do not; convolutions on several threads or in groups, fused attention, "
-                "recurrent layers, models computed record by record, and other devices may",
+                "activations, and sums over axes on one side of the records' do not; sums over axes on both "
+                "sides, convolutions on several threads or in groups, fused attention, recurrent layers, "
+                "models computed record by record, and other devices may",
                 "a single text where data.pack joined texts: an example is what it joined, and one text less "
                 "moves its neighbours to other examples",
                 "what a model draws for records other than by dropout, bernoulli, uniform, normal_ and "
