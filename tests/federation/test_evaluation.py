@@ -311,6 +311,16 @@ def test_the_progress_and_the_card_tell_of_clients_own_models() -> None:
     assert "which nobody trained, and which that number is with" in card
 
 
+def test_a_card_tells_no_exact_number_of_protected_clients_own_records() -> None:
+    config = configured("centaur", OWN)
+    assert config.privacy is not None
+    claimed = config.model_copy(update={"privacy": config.privacy.model_copy(update={"entropy": "os"})})
+    result = play(claimed, "claimed").result
+    tacit.export(result.path, Path("exported"), model=halves(), dataset=small())
+    card = (Path("exported") / "README.md").read_text()
+    assert "which that number is with" in card and "clients' own test records" not in card
+
+
 def test_the_best_so_far_of_clients_own_models_survives_a_checkpoint() -> None:
     watch, later = Watch(), Watch()
     watch.hear({"round": 1, "accuracy": 0.9, "personal_accuracy": 0.5, KEPT: 3})
