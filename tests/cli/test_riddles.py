@@ -193,6 +193,15 @@ def test_a_plan_of_a_config_is_what_the_run_will_spend(command) -> None:
     assert "no `privacy` section" in one_line(command("plan", "c.yaml", "--set", "privacy=null"))
 
 
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_a_plan_refuses_the_network_that_the_run_would(command, unit) -> None:
+    network = "--set", "model={name: resnet18, norm: batch}"
+    Path("c.yaml").write_text(GOOD + f"privacy: {{unit: {unit}, clip: 0.2, epsilon: 3, delta: 1e-3}}\n")
+    said = one_line(command("plan", "c.yaml", *network))
+    assert "BatchNorm2d" in said and said == one_line(command("run", "c.yaml", *network))
+    assert said == one_line(command("plan", "c.yaml", *network, "--json"))
+
+
 @pytest.mark.parametrize(
     ("setting", "drawn", "said"),
     [

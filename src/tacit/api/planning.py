@@ -58,7 +58,8 @@ def plan(
         the sampling `rate` and the `steps` of the client whose ε it is.
 
     Raises:
-        UserError: the config has no `privacy` section, or no noise keeps its budget.
+        UserError: the config has no `privacy` section, no noise keeps its budget, or the network has a layer
+            that a run under this guarantee refuses.
     """
     plan = RunPlan(config, dataset, sampling, trials)
     return plan.costs | plan.signal
@@ -88,8 +89,12 @@ class RunPlan:
 
     def _uploads(self) -> tuple[Mapping[str, int], Layout]:
         from tacit.config.build import build_model, uploads
+        from tacit.gradients.modules import refuse_modules
 
-        return uploads(self._parts.algorithm, build_model(self._config, self._parts.dataset, weights=False))
+        model = build_model(self._config, self._parts.dataset, weights=False)
+        assert self._config.privacy is not None
+        refuse_modules(model, examples=self._config.privacy.unit == "example")  # as the run itself would
+        return uploads(self._parts.algorithm, model)
 
     @cached_property
     def costs(self) -> dict[str, Any]:

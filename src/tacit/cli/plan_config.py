@@ -51,13 +51,15 @@ def plan_config(file: Path, overrides: list[str], as_json: bool, trials: float |
         console.print(Tuned(**found["tuned"]).text())
     for warning in found["warnings"]:
         console.print(f"[yellow]warning:[/yellow] {warning}")
-    if found["unit"] == "client":  # last: the network's size takes torch, and so seconds
-        with working("counting the network's parameters"):
-            signal = plan.signal
+    with working("looking at the network"):  # last: it takes torch, and so seconds
+        signal = plan.signal
+    last = _rows()
+    if found["unit"] == "client":
         told = f"{signal['signal_to_noise']:.3g} at most: the mean update over the noise on it"
-        last = _rows()
         last.add_row("signal", f"{told}, for {signal['parameters']:,} parameters")
-        console.print(last)
+    else:
+        last.add_row("network", f"{signal['parameters']:,} parameters are trained and sent")
+    console.print(last)
 
 
 def _rows() -> Table:
