@@ -79,11 +79,20 @@ def test_a_run_is_tested_again_where_records_have_no_users(command, recipe: Path
     assert code == 0 and "after round 2" in out and "user" not in out
 
 
+@pytest.mark.parametrize(("method", "kept"), [("fedavg", []), ("centaur", ["head"])])
+def test_a_part_that_nobody_trains_is_told_where_it_judges(command, recipe: Path, method, kept) -> None:
+    command("run", recipe, "--out", "here", "--set", f"method={method}")
+    code, out, _ = command("test", "here", "--json")
+    assert code == 0 and json.loads(out).get("untrained", []) == kept
+    code, out, _ = command("test", "here")
+    assert code == 0 and ("which nobody trains" in " ".join(out.split())) == bool(kept)
+
+
 def test_how_a_metric_is_spread_over_users_fits_80_columns(command, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {"count": 400.0, "loss": 0.5, "accuracy": 0.8}
     users = {f"user {n}": whole for n in range(200)}
     spread = {f"percentile {n}": 0.123 for n in range(10)}
-    tested = SimpleNamespace(round=2, whole=whole, users=users, spread=spread, withheld=None)
+    tested = SimpleNamespace(round=2, whole=whole, users=users, spread=spread, withheld=None, untrained=())
     monkeypatch.setattr("tacit.api.test", lambda *_: tested)
     code, out, _ = command("test", "here")
     assert code == 0 and "over 200 users: percentile 0 0.123" in out

@@ -57,12 +57,19 @@ def test(
     whole, each = found.whole, found.users
     if as_json:
         facts = {"round": found.round, "all": whole, "spread": found.spread, "users": each}
-        print_json(facts | ({} if found.withheld is None else {"withheld": found.withheld}))
+        notes = {"withheld": found.withheld, "untrained": list(found.untrained)}
+        print_json(facts | {name: note for name, note in notes.items() if note})
         return
     console = Console(highlight=False)
     metric, shown = headline(whole), [name for name in whole if name != "count"]
     when = f"after round {found.round:,}" if found.round else "before training"
     console.print(f"{when}: " + ", ".join(f"{name} {whole[name]:.3g}" for name in shown))
+    if found.untrained:
+        console.print(
+            f"Clients keep {', '.join(found.untrained)} to themselves: this is with the initial one, which "
+            "nobody trains. --clients N tests their own models, where the run claims no guarantee.",
+            style="yellow",
+        )
     if found.withheld is not None:
         console.print(f"Not by user: {found.withheld}.", style="yellow")
     if not each:

@@ -52,6 +52,8 @@ class Tested:
     """Each user's records, with their `count`; none where records are nobody's."""
     withheld: str | None = None
     """Why there are no users, where a guarantee forbids to tell them apart."""
+    untrained: tuple[str, ...] = ()
+    """The parts that clients keep to themselves: these numbers are with the initial ones."""
 
     @property
     def spread(self) -> dict[str, float]:
@@ -72,10 +74,11 @@ def spread(users: Mapping[str, Metrics], metric: Headline) -> dict[str, float]:
 def tested(job: Job, round: int, unit: Unit | None) -> Tested:
     """Test `job.model`; `unit` is what the run's guarantee protects, if it claims one."""
     withheld = None if unit is None else _withheld(job, unit)
+    untrained = job.algorithm.personal_part if round else ()
     if withheld is None:
-        return Tested(round, *metrics_by_user(job))
+        return Tested(round, *metrics_by_user(job), untrained=untrained)
     whole = evaluate(job.model, job, job.test, np.arange(len(job.test)))
-    return Tested(round, _metrics(job, whole, len(job.test)), {}, withheld)
+    return Tested(round, _metrics(job, whole, len(job.test)), {}, withheld, untrained)
 
 
 def _withheld(job: Job, unit: Unit) -> str | None:
