@@ -11,7 +11,7 @@ from command import tacit
 from tacit.privacy.accountants import Epsilon
 from tacit.privacy.audit import Audit
 from tacit.privacy.conventions import Scale
-from tacit.privacy.rounding import rounded_up
+from tacit.privacy.rounding import rounded_down, rounded_up
 from tacit.privacy.tuning import Tuned
 
 
@@ -22,12 +22,19 @@ def test_rounded_up_is_above_and_near(digits: int) -> None:
         assert value <= shown * (1 + 1e-12) and shown <= value * (1 + 10.0 ** (1 - digits))
 
 
+@pytest.mark.parametrize("digits", [2, 3, 4])
+def test_rounded_down_is_below_and_near(digits: int) -> None:
+    for value in (0.0123449, 0.5, 1.0, 1.2349, 9.99999, 12.0, 123.456, 98_765.0):
+        shown = float(rounded_down(value, digits))
+        assert shown <= value * (1 + 1e-12) and value * (1 - 10.0 ** (1 - digits)) <= shown
+
+
 def test_texts_round_up() -> None:
     assert "ε = 2.35, where one run alone has 1.24 " in Tuned(2.341, 1.2341, 10.0, "geometric").text()
     there = Epsilon(delta=1e-6, pld=1.2341, rdp=2.341, order=2.0)
     assert "ε = 1.24 (RDP 2.35)" in Scale(1000, 10).text(there, 1.0, 5)
-    audit = Audit("a sum", 1.2341, 0.5, 1e-5, 0.95, 100, "a threshold", 0.0)
-    assert "claimed ε = 1.24," in audit.text()
+    audit = Audit("a sum", 1.2341, 0.5678, 1e-5, 0.95, 100, "a threshold", 0.0)
+    assert "claimed ε = 1.24, audited ε ≥ 0.567 " in audit.text()
 
 
 def test_plans_round_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

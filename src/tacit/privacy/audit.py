@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.privacy.rounding import rounded_up
+from tacit.privacy.rounding import rounded_down, rounded_up
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -84,13 +84,13 @@ class Audit:
         verdict = "REFUTED: more leaks than is claimed" if self.refuted else "not refuted"
         about = "" if self.estimate is None else f"; as a Gaussian it would be {self.estimate:.3g}"
         if self.curve is not None:
-            there = f"{rounded_up(self.curve.claimed)} is claimed and {self.curve.lower:.3g} shown"
+            there = f"{rounded_up(self.curve.claimed)} is claimed and {rounded_down(self.curve.lower)} shown"
             by = f" by {self.curve.attack}" if self.curve.attack != self.attack else ""
             about += f"; at δ = {self.curve.delta:.2g}, {there}{by}"
         return (
-            f"{self.what}: claimed ε = {rounded_up(self.claimed)}, audited ε ≥ {self.lower:.3g} at δ = "
-            f"{self.delta:g} with {percent(self.confidence)} confidence{about}: {verdict} ({self.trials:,} "
-            f"trials by {self.attack}, {self.seconds:.1f} s)."
+            f"{self.what}: claimed ε = {rounded_up(self.claimed)}, audited ε ≥ {rounded_down(self.lower)} "
+            f"at δ = {self.delta:g} with {percent(self.confidence)} confidence{about}: {verdict} "
+            f"({self.trials:,} trials by {self.attack}, {self.seconds:.1f} s)."
         )
 
 

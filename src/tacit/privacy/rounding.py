@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
@@ -11,7 +12,21 @@ def rounded_up(value: float, digits: int = 3) -> str:
     >>> rounded_up(1.2301), rounded_up(12.0), rounded_up(0.012345), rounded_up(4.9912, digits=4)
     ('1.24', '12', '0.0124', '4.992')
     """
+    return _rounded(value, digits, math.ceil)
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """The same downwards: of a budget no more is left, and by an audit no more is shown, than is said.
+
+    >>> rounded_down(1.2399), rounded_down(12.0), rounded_down(0.012345)
+    ('1.23', '12', '0.0123')
+    """
+    return _rounded(value, digits, math.floor)
+
+
+def _rounded(value: float, digits: int, whole: Callable[[float], int]) -> str:
     if value == 0 or math.isinf(value):
         return "0" if value == 0 else "∞"
     scale = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return f"{math.ceil(round(value / scale, 9)) * scale:.{digits}g}"
+    # Of a quotient such as 498.9999999999999, the nines are the division's own.
+    return f"{whole(round(value / scale, 9)) * scale:.{digits}g}"

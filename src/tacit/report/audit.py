@@ -8,6 +8,7 @@ import numpy as np
 
 from tacit.errors import UserError
 from tacit.privacy.audit import AuditReport, percent
+from tacit.privacy.rounding import rounded_down, rounded_up
 
 
 def draw_audit(report: AuditReport, file: Path, title: str = "") -> None:
@@ -25,12 +26,12 @@ def draw_audit(report: AuditReport, file: Path, title: str = "") -> None:
     axes = figure.subplots(1, 2 if seen else 1, squeeze=False)[0]
     names, claimed, shown = zip(*bars, strict=True)
     places, label = np.arange(len(bars)), f"shown, {percent(alone.confidence)} confidence"
-    for offset, values, name, colour in (
-        (-0.2, claimed, "claimed ε", "tab:blue"),
-        (0.2, shown, label, "tab:orange"),
+    for offset, values, name, colour, rounded in (
+        (-0.2, claimed, "claimed ε", "tab:blue", rounded_up),
+        (0.2, shown, label, "tab:orange", rounded_down),
     ):
         drawn = axes[0].bar(places + offset, values, 0.4, label=name, color=colour)
-        axes[0].bar_label(drawn, fmt="%.2g", fontsize="small")
+        axes[0].bar_label(drawn, [rounded(value) for value in values], fontsize="small")
     axes[0].set_xticks(places, names, fontsize="small")
     axes[0].set_ylabel("ε")
     axes[0].margins(y=0.12)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tacit.federation.layers import by_kind
-from tacit.report.chart import COLOURS, Chart, Point, Series, number, thinned
+from tacit.privacy.rounding import rounded_down
+from tacit.report.chart import COLOURS, Chart, Point, Series, thinned
 from tacit.report.compare import Row, Run, Spread, judged_by, keeps_parts
 from tacit.report.pieces import legend, letter
 
@@ -94,7 +95,7 @@ def _left(table: Sequence[Row], budget: float | None) -> str:
     spent = table[0].epsilon if len(table) == 1 else None
     if spent is None or budget is None or math.isinf(spent):
         return ""
-    return f"{number(max(budget - spent, 0.0))} of {budget:g} left"
+    return f"{rounded_down(max(budget - spent, 0.0))} of {budget:g} left"
 
 
 def _series(
