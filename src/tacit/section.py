@@ -16,10 +16,11 @@ tacit.errors.UserError: Cut: at: input should be a valid integer (got None); cho
 
 from __future__ import annotations
 
+import re
 from functools import wraps
 from typing import Any, TypeVar, dataclass_transform
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from tacit.errors import UserError
@@ -53,6 +54,17 @@ def section(cls: type[T]) -> type[T]:
     made.__init__ = init
     checked: type[T] = made
     return checked
+
+
+def shaped(pattern: str, like: str) -> AfterValidator:
+    """A text that the whole of a pattern fits; `like` tells a person what that is."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"must be {like} (got {text[:80]!r})")
+        return text
+
+    return AfterValidator(check)
 
 
 IMPORT = "import:"

@@ -60,3 +60,17 @@ def test_what_is_short_for_nothing_is_no_section(key: str, value: Any) -> None:
     override(values, key.rpartition(".")[0], value)
     with pytest.raises(UserError, match=f"--set {key}: {key.split('.')[-2]} is a value, not a section"):
         override(values, key, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("address", "nowhere", "must be auto, local, or a cluster's HOST:PORT (got 'nowhere')"),
+        ("address", "http://here:1", "must be auto, local, or a cluster's HOST:PORT"),
+        ("state", "elsewhere", "must be auto, shared, carried, or the URL of an object store"),
+    ],
+)
+def test_what_a_text_must_look_like_is_said_in_words(key: str, value: str, said: str) -> None:
+    with pytest.raises(UserError) as told:
+        load(SMALL, {"engine": {"kind": "ray", key: value}})
+    assert f"engine.{key}: {said}" in str(told.value)

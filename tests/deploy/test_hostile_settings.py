@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import tacit
-from tacit.config.loading import to_yaml
 from tacit.config.owner import Owner, OwnRecords
+from tacit.config.yamls import to_yaml
 from tacit.data.identity import identify
 from tacit.data.population import Population
 from tacit.deploy.client import Client

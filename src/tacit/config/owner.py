@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from tacit.config.build import build_dataset, build_job, build_population
-from tacit.config.loading import load, parse
+from tacit.config.explaining import explain
+from tacit.config.loading import load
 from tacit.config.schema import Config
+from tacit.config.yamls import located, parse
 from tacit.data import Dataset
 from tacit.data.identity import Identity, identify
 from tacit.data.settings import Data
@@ -38,7 +40,7 @@ from tacit.deploy.roster import NAME
 from tacit.errors import UserError
 from tacit.privacy import SecureSum
 from tacit.reading import read_text
-from tacit.section import IMPORT, Section
+from tacit.section import IMPORT, Section, shaped
 
 CLIENT = "client.yaml"
 ELSEWHERE = ("backbone", "attn_implementation", "experts_implementation", "name_or_path", "checkpoint")
@@ -48,8 +50,8 @@ ELSEWHERE = ("backbone", "attn_implementation", "experts_implementation", "name_
 class Owner(Section):
     """The whole of `client.yaml`; paths are from its own folder."""
 
-    name: Annotated[str, Field(pattern=f"^{NAME}$")]
-    server: Annotated[str, Field(pattern=f"^{ADDRESS}$")]
+    name: Annotated[str, shaped(NAME, "letters, digits, dots and dashes, 60 at most")]
+    server: Annotated[str, shaped(ADDRESS, "HOST:PORT")]
     """HOST:PORT of the federation's public door."""
     ca: str = "ca.crt"
     """The federation's certificate authority."""
@@ -88,16 +90,14 @@ def read_owner(folder: Path) -> Owner:
     """The `client.yaml` of a folder, checked."""
     file = folder / CLIENT
     try:
-        values, _ = parse(read_text(file))
+        values, lines = located(read_text(file), file)
         return Owner.model_validate(values)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); `tacit client init` writes one") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not valid YAML ({str(error).splitlines()[0]})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"{file} cannot be read ({reason}); `tacit client init` writes one") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{file}: {where + ': ' if where else ''}{first['msg']}") from None
+        places = {key: f"{file}, line {line}" for key, line in lines.items()}
+        raise UserError(explain(error, Owner, values, places, str(file))) from None
 
 
 class OwnRecords:

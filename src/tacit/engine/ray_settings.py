@@ -10,10 +10,17 @@ from pydantic import Field
 from tacit.engine.contract import Engine, Replay, free
 from tacit.engine.device import DeviceSettings
 from tacit.engine.kinds import Threads
+from tacit.section import shaped
 
 if TYPE_CHECKING:
     from tacit.engine.worker import Job
     from tacit.vector import Vectors
+
+ADDRESS = shaped(r"auto|local|[^\s/]+:\d+", "auto, local, or a cluster's HOST:PORT")
+STATE = shaped(
+    r"auto|shared|carried|[a-z][a-z0-9+.-]*://\S+",
+    "auto, shared, carried, or the URL of an object store, such as s3://bucket/folder",
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class RaySettings(DeviceSettings):
     """`engine: {kind: ray}`: clients shared out among the machines of a Ray cluster."""
 
     kind: Literal["ray"] = "ray"
-    address: Annotated[str, Field(pattern=r"^(auto|local|[^\s/]+:\d+)$")] = "auto"
+    address: Annotated[str, ADDRESS] = "auto"
     """A cluster's HOST:PORT; `local` starts one for this run, on this machine; `auto` takes the one that
     RAY_ADDRESS names or that runs here, and else starts one.
     """
@@ -47,9 +54,7 @@ class RaySettings(DeviceSettings):
     """Of each worker, which is also how many processors it takes of the cluster's."""
     gpus: Annotated[float, Field(ge=0)] = 0
     """Of each worker, which sees no others; half of one is 0.5."""
-    state: (
-        Literal["auto", "shared", "carried"] | Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*://\S+$")]
-    ) = "auto"
+    state: Annotated[str, STATE] = "auto"
     """Client state: in the run's folder, which every machine sees (`shared`), sent along with its work
     (`carried`), or in an object store (its URL). `auto`: one of the first two, as each machine can.
     """

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from tacit.config.loading import parse
+from tacit.config.yamls import parse
 from tacit.errors import UserError
 from tacit.federation import Record, read_metrics
 from tacit.federation.checkpoint import CONFIG, LINEAGE

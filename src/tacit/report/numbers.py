@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit.config.loading import to_yaml
+from tacit.config.yamls import to_yaml
 from tacit.federation.checkpoint import CLIENTS, LABELS
 from tacit.federation.layers import over_rounds
 from tacit.federation.tracking import troubles
