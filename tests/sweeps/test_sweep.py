@@ -421,3 +421,16 @@ def test_a_sweep_is_run_to_its_end_however_seldom_it_is_looked_after(tmp_path: P
     assert read is not None
     tasks = run_sweep(read, tmp_path / "runs", jobs=1, watch=Slow(tmp_path / "runs", 3))
     assert [task.finished() for task in tasks] == [True] * 3
+
+
+def test_a_sweep_does_not_move_in_with_other_files_or_into_a_run(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(GOOD + "sweep: {seed: [0]}\n")
+    read = read_sweep(tmp_path / "s.yaml", {})
+    assert read is not None
+    for name, said in (("people.csv", "is not empty, and holds no sweep"), ("config.yaml", "holds a run")):
+        place = tmp_path / name.partition(".")[0]
+        place.mkdir()
+        (place / name).touch()
+        with pytest.raises(UserError, match=said):
+            run_sweep(read, place)
+        assert [file.name for file in place.iterdir()] == [name]

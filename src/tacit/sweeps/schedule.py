@@ -28,7 +28,7 @@ from tacit.errors import Diverged, UserError
 from tacit.federation import read_metrics
 from tacit.federation.checkpoint import CONFIG
 from tacit.federation.files import write_atomically
-from tacit.federation.lock import locked
+from tacit.federation.lock import LOCK, locked
 from tacit.federation.tracking import METRICS
 from tacit.reading import read_bytes
 from tacit.report.compare import differences
@@ -90,8 +90,9 @@ def run_sweep(
         watch: hears of the progress.
 
     Raises:
-        UserError: a run failed, or one in the folder has other settings.
+        UserError: a run failed, one in the folder has other settings, or the folder is of other things.
     """
+    _refuse_strangers(folder)  # before a lock is left among them
     with locked(folder, create=True):
         return _run_sweep(sweep, folder, jobs or cores(), watch or _Nobody())
 
@@ -117,6 +118,19 @@ def _run_sweep(sweep: Sweep, folder: Path, jobs: int, watch: SweepWatch) -> list
     tasks = [SweepRun(folder / slug(p), p, sweep.config(p).rounds) for p in points]
     _run_all(sweep, tasks, watch, "runs", jobs)
     return tasks
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """A folder of other things, such as records, or of a single run is no place for a sweep."""
+    try:
+        found = {file.name for file in folder.iterdir()}
+    except OSError:  # it is not there, or whoever locks it says what is wrong with it
+        return
+    if CONFIG in found:
+        raise UserError(f"{folder} holds a run, and a sweep is many; choose another folder with --out")
+    known = LOCK in found or any((folder / name / CONFIG).exists() for name in found)
+    if found and not known:
+        raise UserError(f"{folder} is not empty, and holds no sweep; choose another folder with --out")
 
 
 class _Nobody(SweepWatch):
