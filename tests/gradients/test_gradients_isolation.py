@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def hidden(b: int) -> Batch:
 @pytest.fixture
 def proof_alone(monkeypatch):
     """Without the experiments, which would find most of these: what remains is the proof."""
-    monkeypatch.setattr(clipped, "experiment", lambda *_: None)
+    monkeypatch.setattr(clipped, "experiment", lambda *_, **__: None)
     monkeypatch.setattr(survey, "allclose", lambda *_, **__: True)
 
 
@@ -198,6 +199,27 @@ def test_a_hole_in_the_proof_ends_the_run(monkeypatch):
         fresh.flat.module.seen = step >= 5
     with pytest.raises(UserError, match="change each other's losses"):
         fresh(hidden(4), squared_outputs(), 1.0)
+
+
+@pytest.mark.parametrize("steadily", [True, False])
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("over", [len, lambda batch: 1.0], ids=["by their number", "by nothing"])
+def test_the_experiment_sees_what_depends_on_the_number_of_records(over, size: int, steadily: bool) -> None:
+    """Also where a record is alone only with copies of itself."""
+    model = Between(lambda h, m: h)
+    base, parameters = squared_outputs(), dict(model.named_parameters())
+
+    def losses(module: nn.Module, batch: Batch) -> Tensor:
+        return base(module, batch) / over(batch["x"])
+
+    def together(few: Batch, still) -> tuple[list[Tensor | None], Tensor]:
+        values = still(model, few)
+        grads = torch.autograd.grad(values.sum(), list(parameters.values()), allow_unused=True)
+        return list(grads), values.detach()
+
+    mixed = over is len
+    with pytest.raises(UserError, match="change each other's losses") if mixed else nullcontext():
+        survey.experiment(model, parameters, hidden(size), losses, together, steadily)
 
 
 def test_the_experiment_looks_at_records_that_are_computed_one_by_one(monkeypatch):

@@ -191,10 +191,10 @@ class ClippedGradient:
 
         with exactly(self._device.type):
             try:
-                experiment(self.flat.module, self._parameters, batch, losses, together)
+                experiment(self.flat.module, self._parameters, batch, losses, together, steadily=True)
             except Unsupported as reason:
                 alone = reason.alone
-                experiment(self.flat.module, self._parameters, batch, losses, one_by_one)
+                experiment(self.flat.module, self._parameters, batch, losses, one_by_one, steadily=False)
 
     def _survey(self, batch: Batch, losses: Losses) -> Survey:
         module = self.flat.module

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 ROWS = COLUMNS = 16
 STEPS = (1, 4, 8, 16, 32)
@@ -207,3 +208,10 @@ STEADY: dict[Any, Callable[..., Tensor]] = {
     **{over: _over_columns(over) for over in (torch.sum, Tensor.sum, torch.mean, Tensor.mean)},
 }
 """What the tape runs instead of torch's own; arguments are called what torch calls them."""
+
+
+class Steadily(TorchFunctionMode):
+    """All of them, also where no tape runs."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return STEADY.get(func, func)(*args, **(kwargs or {}))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.errors import UserError
 from tacit.gradients import generators
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
+from tacit.gradients.steady import Steadily
 from tacit.gradients.tape import Tape, Unsupported, tensors_in
 
 
@@ -159,12 +161,17 @@ def experiment(
     batch: Batch,
     losses: Losses,
     together: Callable[[Batch, Losses], tuple[list[Tensor | None], Tensor]],
+    steadily: bool,
 ) -> None:
     """Raise if a few records together have other losses, or another sum of gradients, than each alone.
 
     `together` is the way under test: the sums of gradients, and the losses. Randomness is left out, as they
     cannot be the same for one record and for several; where a model draws in other ways, there is nothing to
     compare. Two gradients are in memory at a time: of several records, and of one.
+
+    `steadily`: that way takes kernels which round a record's numbers the same beside any others, though not
+    quite by itself. Then a record is alone with copies of itself: of one on a kink of the network, kernels
+    for a single record could turn the gradient on or off, and nobody's record may end a run.
     """
     device = next(iter(batch.values())).device
     with generators.forked(device):
@@ -181,7 +188,9 @@ def experiment(
             left, found = together({name: tensor[:n] for name, tensor in batch.items()}, still)
             length, alone = _length(left), []
             for j in range(n):
-                loss = still(module, {name: tensor[j : j + 1] for name, tensor in batch.items()}).sum()
+                rows = [j] * (5 - n if steadily else 1)  # never n: what depends on their number shows
+                with Steadily() if steadily else nullcontext():
+                    loss = still(module, {name: tensor[rows] for name, tensor in batch.items()})[0]
                 alone.append(loss.detach().cpu().double())
                 grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 left = [_less(total, grad) for total, grad in zip(left, grads, strict=True)]
