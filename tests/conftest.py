@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(autouse=True)
 def _runs_go_to_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _the_same_draws_in_every_order(request: pytest.FixtureRequest) -> None:
+    """What a test draws without a seed of its own does not depend on the tests before it."""
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture
