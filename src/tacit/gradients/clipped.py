@@ -23,7 +23,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite
 from typing import Any
 
@@ -38,7 +39,7 @@ from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.proof import Book, Draws, Known
 from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
-from tacit.gradients.survey import Survey, experiment, survey
+from tacit.gradients.survey import Mixed, Sums, Survey, experiment, survey
 from tacit.gradients.tape import Tape, Unsupported
 from tacit.gradients.unchanged import Unchanged
 from tacit.gradients.unseen import Unseen
@@ -96,6 +97,7 @@ class ClippedGradient:
         self._steps = 0
         self._surveys: dict[object, Survey] = {}
         self._known, self._book = Known(self.flat.module), Book()
+        self._doubt: Unsupported | None = None
         self.obstacle: Unsupported | None = None
         """What made gradients be computed record by record, if anything did; for the person to read."""
 
@@ -138,8 +140,10 @@ class ClippedGradient:
             norms.append(part_norms[:real])
             loss_sum = loss_sum + values[:real].sum()
             del forms  # before the next part needs the memory
-        self._test(batch, losses)
+        stands = self._test(batch, losses)
         self._unchanged.check(before)
+        if not stands:
+            return self(batch, losses, bound, precondition)
         all_norms = torch.cat(norms)
         return ClippedResult(
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
@@ -158,6 +162,8 @@ class ClippedGradient:
         if not size:
             return
         found = self._survey(batch, losses)
+        if self._doubt is not None:
+            found = replace(found, obstacle=self._doubt)
         micro = self._micro_batch or at_once(found, max(2, size))
         parts = -(-size // micro)
         for i in range(parts):  # of nearly equal sizes
@@ -165,36 +171,54 @@ class ClippedGradient:
             rows = [start, start] if stop - start == 1 < micro else slice(start, stop)
             yield {name: tensor[rows] for name, tensor in batch.items()}, stop - start, found.obstacle
 
-    def _test(self, batch: Batch, losses: Losses) -> None:
-        """The second line behind the proof: an experiment at steps 1, 10, 100, …"""
+    def _test(self, batch: Batch, losses: Losses) -> bool:
+        """Whether the gradient stands: the second line behind the proof, an experiment at steps 1, 10, 100, …
+
+        If not, this and all later ones take the next slower road: `torch.func`, then one record after
+        another. Only a model that still mixes records there is refused: records with numbers that float32
+        cannot hold apart may fail an experiment by themselves, and a run that ends would tell of them.
+        """
         self._steps += 1
         if str(self._steps).strip("0") != "1" or batch_size(batch) < 2:
-            return
-        alone = False
+            return True
+        alone = self._doubt is not None and self._doubt.alone
+        try:
+            with exactly(self._device.type):
+                if self._doubt is None:
+                    try:
+                        self._experiment(batch, losses, self._together, steadily=True)
+                        return True
+                    except Unsupported as reason:
+                        alone = reason.alone
+                self._experiment(batch, losses, partial(self._apart, alone), steadily=False)
+        except Mixed:
+            if alone:
+                raise
+            seen = "records that seemed to change each other's gradients, though nothing in sight mixes them"
+            self._doubt = Unsupported(seen, alone=self._doubt is not None or self.obstacle is not None)
+            self._steps -= 1  # this one is made, and looked at, again
+            return False
+        return True
 
-        def one_by_one(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
-            grads, values = record_gradients(
-                self.flat.module, self._parameters, few, still, lambda: None, alone
-            )
-            return [each.sum(0) for each in grads.values()], values
+    def _experiment(self, batch: Batch, losses: Losses, sums: Sums, steadily: bool) -> None:
+        experiment(self.flat.module, self._parameters, batch, losses, sums, steadily)
 
-        def together(few: Batch, still: Losses) -> tuple[list[Tensor | None], Tensor]:
-            tape, values = self._proved(few, still, Draws())
-            forms, values = tape.backward(values), values.detach()
-            sums: list[Tensor | None] = []
-            for form, parameter in zip(forms, self._parameters.values(), strict=True):
-                total = None if form is None else in_full(torch.zeros_like(parameter.detach()))
-                if form is not None and total is not None:
-                    form[0].add_weighted(in_full(torch.ones_like(values)), total)
-                sums.append(total)
-            return sums, values
+    def _apart(self, alone: bool, few: Batch, losses: Losses) -> tuple[list[Tensor | None], Tensor]:
+        """The sums of gradients of a few records computed one by one, and their losses."""
+        grads, values = record_gradients(self.flat.module, self._parameters, few, losses, lambda: None, alone)
+        return [each.sum(0) for each in grads.values()], values
 
-        with exactly(self._device.type):
-            try:
-                experiment(self.flat.module, self._parameters, batch, losses, together, steadily=True)
-            except Unsupported as reason:
-                alone = reason.alone
-                experiment(self.flat.module, self._parameters, batch, losses, one_by_one, steadily=False)
+    def _together(self, few: Batch, losses: Losses) -> tuple[list[Tensor | None], Tensor]:
+        """The same by book-keeping."""
+        tape, values = self._proved(few, losses, Draws())
+        forms, values = tape.backward(values), values.detach()
+        sums: list[Tensor | None] = []
+        for form, parameter in zip(forms, self._parameters.values(), strict=True):
+            total = None if form is None else in_full(torch.zeros_like(parameter.detach()))
+            if form is not None and total is not None:
+                form[0].add_weighted(in_full(torch.ones_like(values)), total)
+            sums.append(total)
+        return sums, values
 
     def _survey(self, batch: Batch, losses: Losses) -> Survey:
         module = self.flat.module

@@ -4,7 +4,7 @@ Clipping bounds one record's influence only if a record's gradient depends on th
 that are known to mix records are refused by name. What the tape has shown is the proof; the experiments here
 are a second line behind it. Before the first step, record 0's loss must not change when record 1 does. And
 now and then through a run, losses and gradients of a few records together are compared with those of each
-alone: a difference would mean that the proof has a hole, and ends the run.
+alone: a difference may mean that the proof has a hole, and then records are computed by themselves.
 """
 
 from __future__ import annotations
@@ -27,6 +27,13 @@ from tacit.gradients import generators
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.steady import Steadily
 from tacit.gradients.tape import Tape, Unsupported, tensors_in
+
+Sums = Callable[[Batch, Losses], tuple[list[Tensor | None], Tensor]]
+"""A way to compute a few records: the sum of each parameter's gradients, and the losses."""
+
+
+class Mixed(UserError):
+    """Records were seen to change each other, though nothing in sight mixes them."""
 
 
 @dataclass(frozen=True)
@@ -160,18 +167,18 @@ def experiment(
     parameters: Mapping[str, Tensor],
     batch: Batch,
     losses: Losses,
-    together: Callable[[Batch, Losses], tuple[list[Tensor | None], Tensor]],
+    together: Sums,
     steadily: bool,
 ) -> None:
-    """Raise if a few records together have other losses, or another sum of gradients, than each alone.
+    """Raise `Mixed` if a few records together have other losses, or other sums of gradients, than each alone.
 
-    `together` is the way under test: the sums of gradients, and the losses. Randomness is left out, as they
-    cannot be the same for one record and for several; where a model draws in other ways, there is nothing to
-    compare. Two gradients are in memory at a time: of several records, and of one.
+    `together` is the way under test. Randomness is left out, as it cannot be the same for one record and for
+    several; where a model draws in other ways, there is nothing to compare. Two gradients are in memory at a
+    time: of several records, and of one.
 
     `steadily`: that way takes kernels which round a record's numbers the same beside any others, though not
     quite by itself. Then a record is alone with copies of itself: of one on a kink of the network, kernels
-    for a single record could turn the gradient on or off, and nobody's record may end a run.
+    for a single record could turn the gradient on or off.
     """
     device = next(iter(batch.values())).device
     with generators.forked(device):
@@ -186,6 +193,7 @@ def experiment(
         compared = []
         for n in [n for n in (2, 3) if n <= batch_size(batch)]:
             left, found = together({name: tensor[:n] for name, tensor in batch.items()}, still)
+            # Errors are held against the lengths of all the gradients: those of their sum may cancel.
             length, alone = _length(left), []
             for j in range(n):
                 rows = [j] * (5 - n if steadily else 1)  # never n: what depends on their number shows
@@ -193,6 +201,7 @@ def experiment(
                     loss = still(module, {name: tensor[rows] for name, tensor in batch.items()})[0]
                 alone.append(loss.detach().cpu().double())
                 grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                length = length + _length(grads)
                 left = [_less(total, grad) for total, grad in zip(left, grads, strict=True)]
                 del loss, grads  # before the next ones come
             compared.append((found, torch.stack(alone), length, _length(left)))
@@ -207,7 +216,7 @@ def experiment(
         if not (torch.isfinite(expected).all() and torch.isfinite(errors + length)):
             return
         if apart or errors > rough * length + 1e-6:
-            raise UserError(
+            raise Mixed(
                 f"records of a batch change each other's {'losses' if apart else 'gradients'} (seen with "
                 f"{len(expected)} of them), though nothing in sight mixes them; nothing can be promised for "
                 "this model. Does it use code that is hidden from torch, or keep something between calls?"
