@@ -187,10 +187,10 @@ def part(table: Table) -> str:
     """The page's part on one comparison."""
     about = table.about
     lines = [f"## {about['title']}", "", f"**Claim.** {about['claim'].strip()}", "", about["setting"].strip()]
-    if not table.cells and not table.begun:
-        return "\n".join([*lines, "", f"**Verdict.** {verdict(table)}", ""])
-    lines += ["", _made(table), "", *_main(table), "", *_gaps(table), "", *_begun(table)]
-    lines += [f"![{about['figure'].strip()}](results/{table.name}.png)", ""]
+    lines += [""]
+    if table.cells or table.begun:
+        lines += [_made(table), "", *_main(table), "", *_gaps(table), "", *_begun(table)]
+        lines += [f"![{about['figure'].strip()}](results/{table.name}.png)", ""]
     lines += [f"**Verdict.** {verdict(table)} {about.get('verdict', '').strip()}".rstrip(), ""]
     if about.get("notes"):
         lines += [about["notes"].strip(), ""]
