@@ -270,6 +270,7 @@ def _gaps(table: Table) -> list[str]:
 def draw(table: Table, file: Path) -> None:
     """Left how it ended, ours beside the paper's; right how it came there. A pair for each column."""
     from matplotlib.figure import Figure  # slow to import
+    from matplotlib.ticker import MaxNLocator
 
     columns, rows = table.columns, table.rows
     figure = Figure(figsize=(10, max(3.2, 1.4 + 0.36 * len(rows)) * len(columns)), layout="constrained")
@@ -309,6 +310,7 @@ def draw(table: Table, file: Path) -> None:
         ends.set_title(f"{where}at the end (bar: the paper's)", fontsize="medium", loc="left")
         curve.set_title(f"{where}{table.about['curve']}", fontsize="medium", loc="left")
         curve.set_xlabel("round")
+        curve.xaxis.set_major_locator(MaxNLocator(integer=True))
         curve.set_ylabel(unit)
         if curve.lines:
             curve.legend(fontsize="small", frameon=False)
