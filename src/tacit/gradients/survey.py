@@ -231,8 +231,8 @@ def _less(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
 
 
 def _length(parts: Sequence[Tensor | None]) -> Tensor:
-    norms = [torch.linalg.vector_norm(part.flatten()).cpu().double() for part in parts if part is not None]
-    return torch.stack(norms).square().sum().sqrt() if norms else torch.zeros(()).double()
+    norms = [torch.linalg.vector_norm(part.flatten()).float() for part in parts if part is not None]
+    return torch.stack(norms).cpu().double().square().sum().sqrt() if norms else torch.zeros(()).double()
 
 
 def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:
