@@ -23,9 +23,8 @@ def card(
     """
     table = rows([run])
     metric = judged_by(table)
-    if (
-        statement is not None and not run.simulated
-    ):  # clients' own records are protected, and a card is public
+    if statement is not None and not run.simulated:
+        # Clients' own records are protected, and a card is public.
         metric = metric.common
     last = table[0].last(metric.name)
     data, model = run.config.get("data") or {}, run.config.get("model") or {}
