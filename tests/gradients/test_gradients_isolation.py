@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradients_reference import close, record_gradients, squared_outputs
+from methods_small import configured, play
 from tacit import models, tasks
 from tacit.errors import UserError
 from tacit.gradients import Batch, ClippedGradient, clipped, survey
@@ -213,6 +214,50 @@ def test_behind_a_second_hole_they_are_computed_one_after_another(monkeypatch):
     monkeypatch.setattr(survey, "allclose", lambda *_, **__: True)
     seen = assert_isolated(Between(STEPS["mean"]), squared_outputs(), [hidden(4)])
     assert seen.obstacle is not None and seen.refused is None
+
+
+def test_what_one_client_puts_in_doubt_is_not_held_against_the_next(monkeypatch):
+    """Else a model's last bits would depend on who was trained by the same worker before."""
+    model, losses, mine = Between(lambda h, m: h.tanh()), squared_outputs(), hidden(4)
+    alone = ClippedGradient(model)
+    alone(mine, losses, 0.1)
+    expected = alone.flat.grad.clone()
+    right, looked = clipped.experiment, []
+
+    def doubtful(module: nn.Module, parameters: Any, batch: Batch, *rest: Any) -> None:
+        looked.append(len(batch["x"]))
+        if len(batch["x"]) == 5 and len(looked) == 1:
+            raise survey.Mixed("seen to change each other")
+        right(module, parameters, batch, *rest)
+
+    monkeypatch.setattr(clipped, "experiment", doubtful)
+    shared = ClippedGradient(model)
+    shared.begin(0)
+    shared(hidden(5), losses, 0.1)
+    assert shared.obstacle is not None and looked == [5, 5], "the other road is looked at, too"
+    roads: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(clipped, "record_gradients", lambda *_: roads.append(_))
+        shared.begin(0)
+        shared(mine, losses, 0.1)
+        assert torch.equal(shared.flat.grad, expected) and not roads
+        for round, looks in ((1, 0), (8, 0), (9, 1), (98, 0), (99, 1)):
+            looked.clear()
+            shared.begin(round)
+            shared(mine, losses, 0.1)
+            assert looked == [4] * looks, f"round {round + 1}"
+
+
+def test_a_worker_says_when_another_client_begins(monkeypatch):
+    """Every client of rounds 1, 10, … is looked at in its first step, whichever worker it comes to."""
+    rounds: list[int] = []
+    right = ClippedGradient.begin
+    monkeypatch.setattr(ClippedGradient, "begin", lambda self, n: (rounds.append(n), right(self, n)))
+    looked: list[int] = []
+    monkeypatch.setattr(clipped, "experiment", lambda *_: looked.append(rounds[-1]))
+    play(configured("dp-fedavg", {"rounds": 2}))
+    assert sorted(set(rounds)) == [0, 1] and set(looked) == {0}
+    assert len(looked) >= rounds.count(0) - 1 > 0  # one may have drawn fewer than two records
 
 
 @pytest.mark.parametrize("steadily", [True, False])

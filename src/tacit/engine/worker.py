@@ -245,6 +245,7 @@ class Worker:
             shuffler, durations = self._shuffler(order, client), self._durations(own)
             return PlainGradients(job.local, shuffler, job.algorithm.batches, durations)
         assert isinstance(job.privacy, ExampleLevel)
+        self._clipped.begin(order.round)
         return PrivateGradients(
             job.privacy.queries(len(own), job.workload, job.seed, order.round, order.attempt, client),
             self._clipped,

@@ -94,12 +94,22 @@ class ClippedGradient:
                     "it, and freeze by requires_grad_(False) or scale the loss"
                 )
         self._unchanged, self._settled = Unchanged(self.flat.module), False
-        self._steps = 0
+        self._looks, self._steps = True, 0
         self._surveys: dict[object, Survey] = {}
         self._known, self._book = Known(self.flat.module), Book()
         self._doubt: Unsupported | None = None
         self.obstacle: Unsupported | None = None
         """What made gradients be computed record by record, if anything did; for the person to read."""
+
+    def begin(self, round: int) -> None:
+        """Another client's gradients follow, in round 0, 1, 2, …: whoever computed before it, on this worker
+        or another, its own are the same to the last bit.
+
+        What an earlier client's records put in doubt is not held against this one. Experiments are made in
+        rounds 1, 10, 100, … (counted from 1), at a client's own steps 1, 10, 100, …; by who never calls this,
+        at all such steps.
+        """
+        self._doubt, self._looks, self._steps = None, _power_of_ten(round + 1), 0
 
     def __call__(
         self, batch: Batch, losses: Losses, bound: Bound, precondition: Tensor | None = None
@@ -172,14 +182,15 @@ class ClippedGradient:
             yield {name: tensor[rows] for name, tensor in batch.items()}, stop - start, found.obstacle
 
     def _test(self, batch: Batch, losses: Losses) -> bool:
-        """Whether the gradient stands: the second line behind the proof, an experiment at steps 1, 10, 100, …
+        """Whether the gradient stands: the second line behind the proof, an experiment now and then.
 
-        If not, this and all later ones take the next slower road: `torch.func`, then one record after
-        another. Only a model that still mixes records there is refused: records with numbers that float32
-        cannot hold apart may fail an experiment by themselves, and a run that ends would tell of them.
+        If not, this and all later ones of the client take the next slower road: `torch.func`, then one
+        record after another. Only a model that still mixes records there is refused: records with numbers
+        that float32 cannot hold apart may fail an experiment by themselves, and a run that ends would tell
+        of them.
         """
         self._steps += 1
-        if str(self._steps).strip("0") != "1" or batch_size(batch) < 2:
+        if not (self._looks and _power_of_ten(self._steps)) or batch_size(batch) < 2:
             return True
         alone = self._doubt is not None and self._doubt.alone
         try:
@@ -345,6 +356,10 @@ class ClippedGradient:
         if self.obstacle is None:
             log.warning("clipped gradients are computed record by record, which is slow: %s", obstacle)
             self.obstacle = obstacle
+
+
+def _power_of_ten(number: int) -> bool:
+    return str(number).strip("0") == "1"
 
 
 def _forgotten(saved: object) -> Any:

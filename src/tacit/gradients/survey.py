@@ -194,25 +194,31 @@ def experiment(
         for n in [n for n in (2, 3) if n <= batch_size(batch)]:
             left, found = together({name: tensor[:n] for name, tensor in batch.items()}, still)
             # Errors are held against the lengths of all the gradients: those of their sum may cancel.
-            length, alone = _length(left), []
+            alone, lengths = [], [_norms(left, found)]
             for j in range(n):
-                rows = [j] * (5 - n if steadily else 1)  # never n: what depends on their number shows
+                count = 5 - n if steadily else 1  # never n: what depends on their number shows
+                copies = {name: _copies(tensor, j, count) for name, tensor in batch.items()}
                 with Steadily() if steadily else nullcontext():
-                    loss = still(module, {name: tensor[rows] for name, tensor in batch.items()})[0]
-                alone.append(loss.detach().cpu().double())
+                    loss = still(module, copies)[0]
+                alone.append(loss.detach().float())
                 grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-                length = length + _length(grads)
+                lengths.append(_norms(grads, found))
                 left = [_less(total, grad) for total, grad in zip(left, grads, strict=True)]
                 del loss, grads  # before the next ones come
-            compared.append((found, torch.stack(alone), length, _length(left)))
+            compared.append((found.dtype, [found.float(), torch.stack(alone), _norms(left, found), *lengths]))
             del left
         if not generators.same(before, generators.state(device)):
             return
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters.values())
     half = half or torch.is_autocast_enabled(device.type)
-    for found, expected, length, errors in compared:
-        rough = 0.2 if half or found.dtype != torch.float32 else 1e-2
-        apart = (found.cpu().double() - expected).abs().max() > rough * expected.abs().max() + 1e-5
+    for dtype, seen in compared:
+        # From a device in one piece; squares of long gradients are too large for float32.
+        fetched = torch.split(torch.cat(seen).cpu().double(), [len(each) for each in seen])
+        found, expected = fetched[:2]
+        errors, *each = (norms.square().sum().sqrt() for norms in fetched[2:])
+        length = torch.stack(each).sum()
+        rough = 0.2 if half or dtype != torch.float32 else 1e-2
+        apart = (found - expected).abs().max() > rough * expected.abs().max() + 1e-5
         if not (torch.isfinite(expected).all() and torch.isfinite(errors + length)):
             return
         if apart or errors > rough * length + 1e-6:
@@ -223,6 +229,12 @@ def experiment(
             )
 
 
+def _copies(tensor: Tensor, row: int, count: int) -> Tensor:
+    """Without numbers that a device would have to be sent."""
+    one = tensor[row : row + 1].expand(count, *tensor.shape[1:])
+    return one.clone(memory_format=torch.contiguous_format)
+
+
 def _less(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
     """What is left of a sum; `total` is scratch."""
     if grad is None:
@@ -230,9 +242,10 @@ def _less(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
     return -grad if total is None else total.sub_(grad)
 
 
-def _length(parts: Sequence[Tensor | None]) -> Tensor:
+def _norms(parts: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Each part's, on the device of `like`."""
     norms = [torch.linalg.vector_norm(part.flatten()).float() for part in parts if part is not None]
-    return torch.stack(norms).cpu().double().square().sum().sqrt() if norms else torch.zeros(()).double()
+    return torch.stack(norms) if norms else like.new_zeros(0, dtype=torch.float32)
 
 
 def _first_to_mix(module: nn.Module, *runs: Callable[[], Tensor]) -> str:
