@@ -182,12 +182,12 @@ def cell(what: Comparison, point: Point, place: Path) -> dict[str, Any]:
     """What is kept of a finished run."""
     done: Run = read_run(place)
     names = sorted({name for record in done.metrics for name in record} - {*STEADY})
-    tune = what.sweep.family(point).tune
+    tune, last = what.sweep.family(point).tune, done.metrics[-1]
     return {
         "point": point,
         "tuned": {key: _at(done.config, key) for key in tune},
         "rounds": done.rounds_done,
-        "final": {name: _short(done.metrics[-1][name]) for name in names if name in done.metrics[-1]},
+        "final": {name: _short(last[name]) for name in names if isinstance(last.get(name), (int, float))},
         "own": _own(tested(what, place)),
         "curves": _curves(done),
         "minutes": round(sum(float(record.get("seconds", 0.0)) for record in done.metrics) / 60, 1),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from math import sqrt
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +77,15 @@ class Table:
         wanted = {**row.where, **self.columns[column]["where"]}
         among = self.begun if begun else self.cells
         return [c for c in among if all(c["point"].get(key) == value for key, value in wanted.items())]
+
+    def shown(self, column: int) -> list[Row]:
+        """The rows that have anything in a column: runs, or a number of the paper's."""
+        return [
+            row
+            for row in self.rows
+            if row.printed(column) is not None
+            or any(self.chosen(row, column, begun) for begun in (False, True))
+        ]
 
     def by_seed(self, row: Row, column: int) -> dict[Hashable, float]:
         """In percent."""
@@ -267,19 +277,26 @@ def _gaps(table: Table) -> list[str]:
     return lines
 
 
+def _looks() -> Iterator[tuple[str, str]]:
+    """Colour and marker of one row after another, the same in every column."""
+    return zip(cycle(COLOURS), cycle(MARKS), strict=False)
+
+
 def draw(table: Table, file: Path) -> None:
     """Left how it ended, ours beside the paper's; right how it came there. A pair for each column."""
     from matplotlib.figure import Figure  # slow to import
     from matplotlib.ticker import MaxNLocator
 
-    columns, rows = table.columns, table.rows
-    figure = Figure(figsize=(10, max(3.2, 1.4 + 0.36 * len(rows)) * len(columns)), layout="constrained")
-    axes = figure.subplots(len(columns), 2, squeeze=False, width_ratios=(1, 1.1))
+    columns, looks = table.columns, dict(zip([row.name for row in table.rows], _looks(), strict=False))
+    shown = [table.shown(n) for n in range(len(columns))]
+    heights = [max(3.2, 1.4 + 0.36 * len(rows)) for rows in shown]
+    figure = Figure(figsize=(10, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(columns), 2, squeeze=False, width_ratios=(1, 1.1), height_ratios=heights)
     unit = table.about["unit"]
     for n, column in enumerate(columns):
-        ends, curve = axes[n]
+        (ends, curve), rows = axes[n], shown[n]
         for k, row in enumerate(rows):
-            colour, mark = COLOURS[k % len(COLOURS)], MARKS[k % len(MARKS)]
+            colour, mark = looks[row.name]
             values = list(table.by_seed(row, n).values())
             if values:
                 spread = statistics.stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
