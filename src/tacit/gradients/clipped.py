@@ -184,15 +184,15 @@ class ClippedGradient:
     def _test(self, batch: Batch, losses: Losses) -> bool:
         """Whether the gradient stands: the second line behind the proof, an experiment now and then.
 
-        If not, this and all later ones of the client take the next slower road: `torch.func`, then one
-        record after another. Only a model that still mixes records there is refused: records with numbers
-        that float32 cannot hold apart may fail an experiment by themselves, and a run that ends would tell
-        of them.
+        If not, this and all later ones of the client are computed one record after another: code that mixes
+        records unseen is none to trust `torch.func` with. Only a model that still mixes them there is
+        refused: records with numbers that float32 cannot hold apart may fail an experiment by themselves,
+        and a run that ends would tell of them.
         """
         self._steps += 1
         if not (self._looks and _power_of_ten(self._steps)) or batch_size(batch) < 2:
             return True
-        alone = self._doubt is not None and self._doubt.alone
+        alone = self._doubt is not None
         try:
             with exactly(self._device.type):
                 if self._doubt is None:
@@ -206,7 +206,7 @@ class ClippedGradient:
             if alone:
                 raise
             seen = "records that seemed to change each other's gradients, though nothing in sight mixes them"
-            self._doubt = Unsupported(seen, alone=self._doubt is not None or self.obstacle is not None)
+            self._doubt = Unsupported(seen, alone=True)
             self._steps -= 1  # this one is made, and looked at, again
             return False
         return True
