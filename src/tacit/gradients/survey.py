@@ -230,9 +230,10 @@ def experiment(
 
 
 def _copies(tensor: Tensor, row: int, count: int) -> Tensor:
-    """Without numbers that a device would have to be sent."""
-    one = tensor[row : row + 1].expand(count, *tensor.shape[1:])
-    return one.clone(memory_format=torch.contiguous_format)
+    """One record so often, with its layout in memory, by which kernels are chosen. Its number is written down
+    on the device and not sent there.
+    """
+    return tensor[torch.full((count,), row, device=tensor.device)]
 
 
 def _less(total: Tensor | None, grad: Tensor | None) -> Tensor | None:

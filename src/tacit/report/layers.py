@@ -56,22 +56,26 @@ def _placed(
 
     >>> _placed({"body.0": (1.0, 0.5), "head": (2.0, 0.5)})
     ({'layers': [(0, 1.0, 0.5), (1, 2.0, 0.5)]}, {0: 'body.0', 1: 'head'})
-    >>> lines, ticks = _placed(dict.fromkeys(["embed", "layers.0.mlp", "layers.1.mlp", "head"], (1.0, 0.5)))
-    >>> [place for place, _, _ in lines["mlp"]], ticks
-    ([0, 1], {-1: 'before', 0: '0', 1: '1', 2: 'after'})
+    >>> names = ["scale", "embed", "layers.0.mlp", "layers.1.mlp", "head"]
+    >>> lines, ticks = _placed(dict.fromkeys(names, (1.0, 0.5)))
+    >>> {name: [place for place, _, _ in line] for name, line in lines.items()}
+    {'scale': [-1], 'embed': [-1], 'mlp': [0, 1], 'head': [2]}
+    >>> ticks
+    {-1: 'before', 0: '0', 1: '1', 2: 'after'}
     """
     numbers = [int(match[2]) for name in layers if (match := _NUMBERED.match(name))]
     if not numbers:
         line = [(place, mean, std) for place, (mean, std) in enumerate(layers.values())]
         return {"layers": line}, dict(enumerate(layers))
     lines: dict[str, list[tuple[int, float, float]]] = {}
-    last = max(numbers)
+    last, inside = max(numbers), False
     ticks = {place: str(place) for place in range(0, last + 1, 1 + last // MOST_TICKS)}
     for name, (mean, std) in layers.items():
         if (match := _NUMBERED.match(name)) is not None:
             lines.setdefault(match[3], []).append((int(match[2]), mean, std))
+            inside = True
         else:
-            after = name in ("head", "norm") or bool(lines)
+            after = name in ("head", "norm") or inside
             place = last + 1 if after else -1
             ticks[place] = "after" if after else "before"
             lines[name] = [(place, mean, std)]
