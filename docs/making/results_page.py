@@ -228,7 +228,8 @@ def _main(table: Table) -> list[str]:
         heads += [f"{name}, ours" if name else "ours", f"{name}, paper" if name else "paper"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for row in table.rows:
-        counts = sorted({len(table.by_seed(row, n)) for n in range(len(columns))})
+        apply = [n for n in range(len(columns)) if row in table.shown(n)]
+        counts = sorted({len(table.by_seed(row, n)) for n in apply}) or [0]
         begun = any(table.chosen(row, n, begun=True) for n in range(len(columns)))
         none = "under way" if begun else "not run"
         cells = [row.name, "–".join(map(str, counts)) if counts != [0] else none]
