@@ -122,6 +122,8 @@ class PrivateGradients:
 
     queries: ClientQueries
     clipped: ClippedGradient
+    turn: tuple[int, int] | None = None
+    """The round and the client: what another's records did to `clipped` is none of its business."""
     model: Pristine | None = None
     """What a gradient must leave as it was."""
     masks: Callable[[], None] = nothing
@@ -161,7 +163,7 @@ class PrivateGradients:
         if not parts:
             flat.grad.zero_()
         for part in parts:
-            result = self.clipped(part, task.losses, bound, scale)
+            result = self.clipped(part, task.losses, bound, scale, self.turn)
             found.append((result.loss_sum / len(result.norms)).expand(len(result.norms)))
             if len(parts) > 1:
                 total = flat.grad.clone() if total is None else total.add_(flat.grad)

@@ -245,10 +245,10 @@ class Worker:
             shuffler, durations = self._shuffler(order, client), self._durations(own)
             return PlainGradients(job.local, shuffler, job.algorithm.batches, durations)
         assert isinstance(job.privacy, ExampleLevel)
-        self._clipped.begin(order.round)
         return PrivateGradients(
             job.privacy.queries(len(own), job.workload, job.seed, order.round, order.attempt, client),
             self._clipped,
+            turn=(order.round, client),
             model=self._model,
             masks=refresh_generator if self._secret_randomness else nothing,
         )

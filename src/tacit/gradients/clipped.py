@@ -94,6 +94,7 @@ class ClippedGradient:
                     "it, and freeze by requires_grad_(False) or scale the loss"
                 )
         self._unchanged, self._settled = Unchanged(self.flat.module), False
+        self._turn: Sequence[int] | None = None
         self._looks, self._steps = True, 0
         self._surveys: dict[object, Survey] = {}
         self._known, self._book = Known(self.flat.module), Book()
@@ -112,14 +113,23 @@ class ClippedGradient:
         self._doubt, self._looks, self._steps = None, _power_of_ten(round + 1), 0
 
     def __call__(
-        self, batch: Batch, losses: Losses, bound: Bound, precondition: Tensor | None = None
+        self,
+        batch: Batch,
+        losses: Losses,
+        bound: Bound,
+        precondition: Tensor | None = None,
+        turn: Sequence[int] | None = None,
     ) -> ClippedResult:
         """Fill `flat.grad` with Σ_j clip(g_j), g_j the gradient of record j's loss.
 
         A record's share has norm at most C, or at most C_g in each group. The sum does not depend on the
         size of the parts, nor on which records share a batch. `precondition` p: clip g_j ⊙ p instead of g_j,
-        at the cost of every layer's explicit gradients.
+        at the cost of every layer's explicit gradients. `turn`: one and the same object for all gradients of
+        a client in a round, whose number is its first item; with another one, `begin` is called.
         """
+        if turn is not None and turn is not self._turn:
+            self._turn = turn
+            self.begin(turn[0])
         self._precondition = precondition
         if not torch.is_grad_enabled():
             raise RuntimeError("gradients are switched off here; leave torch.no_grad before asking for some")
@@ -153,7 +163,7 @@ class ClippedGradient:
         stands = self._test(batch, losses)
         self._unchanged.check(before)
         if not stands:
-            return self(batch, losses, bound, precondition)
+            return self(batch, losses, bound, precondition, turn)
         all_norms = torch.cat(norms)
         return ClippedResult(
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
