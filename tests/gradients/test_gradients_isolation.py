@@ -246,6 +246,11 @@ def test_what_one_client_puts_in_doubt_is_not_held_against_the_next(monkeypatch)
             shared.begin(round)
             shared(mine, losses, 0.1)
             assert looked == [4] * looks, f"round {round + 1}"
+        for turn in ([9, 7], [9, 7]):  # equal, and yet another turn: a client that is played again
+            looked.clear()
+            for _ in range(3):
+                shared(mine, losses, 0.1, turn=turn)
+            assert looked == [4], "at its first step alone"
 
 
 def test_a_worker_says_when_another_client_begins(monkeypatch):

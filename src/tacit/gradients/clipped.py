@@ -103,10 +103,10 @@ class ClippedGradient:
         """What made gradients be computed record by record, if anything did; for the person to read."""
 
     def begin(self, round: int) -> None:
-        """Another client's gradients follow, in round 0, 1, 2, …: whoever computed before it, on this worker
-        or another, its own are the same to the last bit.
+        """Another client's gradients follow, in round 0, 1, 2, …
 
-        What an earlier client's records put in doubt is not held against this one. Experiments are made in
+        What an earlier client's records put in doubt is not held against this one, so that its bits do not
+        depend on who came to the same worker before it. Experiments are made in
         rounds 1, 10, 100, … (counted from 1), at a client's own steps 1, 10, 100, …; by who never calls this,
         at all such steps.
         """
