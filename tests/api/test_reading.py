@@ -42,6 +42,53 @@ def test_groups_are_whole_numbers_of_units(
     assert [size for size, _ in tacit.statement(tmp_path / "run", np.array([1, 2])).groups] == [1, 2]
 
 
+PRIVATE = {"unit": "client", "clip": 0.5, "noise": 4.0, "delta": 1e-3, "entropy": "seed"}
+
+
+@pytest.mark.parametrize("damage", ["a charge is changed", "the last charge is cut off", "it is removed"])
+def test_a_comparison_tells_no_epsilon_that_the_ledger_does_not(
+    config: Callable[..., Config],
+    dataset: Dataset,
+    tmp_path: Path,
+    damage: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Metrics say it, too, but nothing seals them."""
+    tacit.run(config(rounds=2, privacy=PRIVATE), tmp_path / "run", dataset=dataset)
+    (sound,) = tacit.compare(tmp_path / "run")
+    assert sound["epsilon"] == pytest.approx(tacit.statement(tmp_path / "run").epsilon)
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    if damage == "a charge is changed":
+        assert "4.0" in lines[-1]
+        ledger.write_text("".join([*lines[:-1], lines[-1].replace("4.0", "9.0")]))
+    elif damage == "the last charge is cut off":
+        ledger.write_text("".join(lines[:-1]))
+    else:
+        ledger.unlink()
+    (row,) = tacit.compare(tmp_path / "run")
+    assert row["epsilon"] is None and row["accuracy_last"] == sound["accuracy_last"]
+    code, shown, _ = command("compare", tmp_path / "run", monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0 and "note: ε ?:" in shown and "ledger.jsonl" in shown.replace("\n", "")
+
+
+def test_a_private_run_without_a_statement_is_not_called_one_without_privacy(
+    config: Callable[..., Config], dataset: Dataset, tmp_path: Path
+) -> None:
+    tacit.run(config(rounds=1, privacy=PRIVATE), tmp_path / "run", dataset=dataset)
+    (tmp_path / "run" / "statement.json").unlink()
+    with pytest.raises(UserError, match=r"no statement.json yet; the ledger holds 1 charge: `tacit resume"):
+        tacit.statement(tmp_path / "run")
+
+
+def test_what_is_no_config_is_told_so() -> None:
+    with pytest.raises(UserError, match=r"config: this is a dict; tacit\.load"):
+        tacit.plan({"rounds": 1})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"config: give a file or a mapping \(got None\)"):
+        tacit.load(None)  # type: ignore[arg-type]
+
+
 def test_a_model_that_was_given_is_the_one_that_is_tested(
     config: Callable[..., Config], dataset: Dataset, tmp_path: Path
 ) -> None:

@@ -161,6 +161,7 @@ BAD = [
     (["--set", "name=../../x"], "name: a name is made of letters, digits, - and _, and"),
     (["--set", "rounds"], "write it as key=value"),
     (["--set", "rounds=[1"], "not valid YAML"),
+    (["--set", "data.delimiter=,"], """for a text write --set 'data.delimiter=","'"""),
 ]  # fmt: skip
 
 

@@ -201,6 +201,8 @@ BAD = [
     ({"label": "job", "features": ["note"]}, "row 0: column 'note' is 'no 0', not a number"),
     ({"label": "job", "task": "guess"}, "'guess' is not one of classification"),
     ({"label": "job", "user": "whom"}, "there is no column 'whom'"),
+    ({"label": "job", "classes": 2}, r"classes: give their names in order, .* \(got 2\)"),
+    ({"label": "job", "classes": "vet"}, r"classes: give their names in order"),
 ]
 
 
@@ -216,6 +218,8 @@ def test_mistakes_are_named(options, message) -> None:
         ({"age": float("nan")}, r"row 7: column 'age' is nan, not a finite number"),
         ({"age": None}, r"row 7: column 'age' is missing"),
         ({"job": None}, r"row 7: column 'job' is missing"),
+        ({"job": ""}, r"row 7: column 'job' is empty; .*on_bad: skip"),
+        ({"job": " "}, r"row 7: column 'job' is empty"),
         ({"who": None}, r"row 7: column 'who' is missing; whose record"),
         ({"job": 3}, "holds both numbers and words"),
         ({"age": 1e60}, r"row 7: column 'age' is 1e\+60, not a finite number that float32 holds"),
@@ -263,6 +267,15 @@ def test_a_label_that_cannot_be_one_is_named(labels, message) -> None:
     rows = [{"age": n, "y": labels(n)} for n in range(60)]
     with pytest.raises(tacit.UserError, match=message):
         tacit.dataset(rows, features=["age"], label="y")
+
+
+def test_an_empty_cell_is_a_class_only_where_it_is_named_as_one() -> None:
+    """Else one person's gap would be one more output of everybody's model."""
+    rows = [{"age": n, "y": "" if n % 2 else "yes"} for n in range(60)]
+    with pytest.raises(tacit.UserError, match=r"'y' is 'yes' in every training record"):
+        tacit.dataset(rows, features=["age"], label="y", on_bad="skip")
+    data = tacit.dataset(rows, features=["age"], label="y", classes=["", "yes"])
+    assert data.label_names == ("", "yes") and set(data.train.labels.tolist()) == {0, 1}
 
 
 def test_classes_that_are_named_may_all_but_one_be_missing() -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tacit.config import Config
+from tacit.config.loading import refuse_no_config
 from tacit.config.parts import build_parts, build_privacy
 from tacit.data import Dataset
 from tacit.errors import UserError
@@ -76,6 +77,7 @@ class RunPlan:
         trials: float | None = None,
     ) -> None:
         """As `plan`."""
+        refuse_no_config(config)
         if config.privacy is None:
             raise UserError(
                 "this config has no `privacy` section, so nothing is spent and nothing guaranteed; add one, "

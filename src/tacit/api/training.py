@@ -17,6 +17,7 @@ from tacit.algorithms import Algorithm
 from tacit.api.folders import new_folder, recorded_config
 from tacit.config import Config
 from tacit.config.build import build_dataset, build_job, build_sampling, build_settings
+from tacit.config.loading import refuse_no_config
 from tacit.data import Dataset
 from tacit.data.describe import client_names
 from tacit.data.identity import Identity, identify
@@ -116,9 +117,7 @@ def run(
     Raises:
         UserError: something cannot be done as asked; what is unsound is refused before anything is charged.
     """
-    if not isinstance(config, Config):
-        made = "tacit.load(…) makes one of a file or a mapping"
-        raise UserError(f"config: this is a {type(config).__name__}; {made}")
+    refuse_no_config(config)
     _refuse_other_kinds(model, dataset, algorithm, task, sampling, engine)
     folder = Path(folder) if folder is not None else new_folder(config.name)
     _refuse_strangers(folder)  # before a lock is left among them

@@ -104,7 +104,8 @@ def comparison(table: list[Row]) -> Table:
         cells = [f"{escape(row.label)}\n[dim]{escape(row.place)}[/dim]", str(len(row.runs)), row.rounds]
         cells += [_number(spread, len(row.runs), 100 if metric.share else 1) for spread in numbers]
         if private:
-            cells += ["–" if row.epsilon is None else rounded_up(row.epsilon), _protected(row)]
+            nothing = "?" if row.unknown else "–"
+            cells += [nothing if row.epsilon is None else rounded_up(row.epsilon), _protected(row)]
         moved = row.total("bytes_up") + row.total("bytes_down")
         shown.add_row(*cells, _compact(moved / 1e6), _compact(row.total("seconds")))
     return shown
@@ -144,6 +145,8 @@ def remarks(table: list[Row]) -> list[str]:
         )
     if (unfinished := sum(row.unfinished for row in table)) > 0:
         found.append(f"{unfinished} of these runs are not finished: their rows say how far they came")
+    for reason in dict.fromkeys(row.unknown for row in table if row.unknown):
+        found.append(f"ε ?: {reason}")
     if any(row.runs[0].simulated for row in table):
         found.append("simulated: noise from a seed, which can be repeated; its ε is no claim")
     if len({row.runs[0].unit for row in table if row.runs[0].unit}) > 1:

@@ -46,6 +46,8 @@ def load(
     places: dict[Key, str] = {}
     if isinstance(source, Mapping):
         values, where = copied(source), "config"
+    elif not isinstance(source, str | Path):
+        raise UserError(f"config: give a file or a mapping (got {source!r})")
     else:
         values, places = read_values(Path(source))
         where = str(source)
@@ -63,6 +65,13 @@ def load(
     return config
 
 
+def refuse_no_config(config: object) -> None:
+    """Raise unless this is a checked config: files and mappings are easily taken for one."""
+    if not isinstance(config, Config):
+        made = "tacit.load(…) makes one of a file or a mapping"
+        raise UserError(f"config: this is a {type(config).__name__}; {made}")
+
+
 def parse_overrides(settings: list[str]) -> dict[str, Any]:
     """`a.b=c` arguments as a mapping; values are read as YAML, so numbers, lists and null work."""
     overrides = {}
@@ -73,7 +82,10 @@ def parse_overrides(settings: list[str]) -> dict[str, Any]:
         try:
             overrides[key.strip()] = parse(value)[0]
         except yaml.YAMLError:
-            raise UserError(f"--set {setting}: the value is not valid YAML") from None
+            mend = "put a text in quotes"
+            if "'" not in setting and '"' not in setting:
+                mend = f"for a text write --set '{key}=\"{value}\"'"
+            raise UserError(f"--set {setting}: the value is not valid YAML; {mend}") from None
     return overrides
 
 

@@ -84,7 +84,7 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
                     f"label: column {meaning.label!r} holds {plain:g} ({columns.where(row)}), which is no "
                     "class; set task: regression for numbers"
                 )
-            if not _missing(plain):
+            if not _unlabelled(plain, meaning):
                 known.add(int(plain) if isinstance(plain, float) else plain)
     if len({type(v) for v in known}) > 1:
         raise UserError(
@@ -178,6 +178,11 @@ def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
+def _unlabelled(value: Any, meaning: Meaning) -> bool:
+    """Whether this is no class: nothing, or an empty cell, unless that is the name of a class."""
+    return _missing(value) or (isinstance(value, str) and not value.strip() and value not in meaning.classes)
+
+
 def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
     if meaning.text:
         texts = [columns.column(name, "text")[row] for name in meaning.text]
@@ -245,7 +250,14 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
     assert meaning.label is not None
     value = _plain(columns.column(meaning.label, "label")[row])
     if _missing(value):
-        raise UserError(f"label: {columns.where(row)}: column {meaning.label!r} is missing")
+        raise UserError(
+            f"label: {columns.where(row)}: column {meaning.label!r} is missing; fill it in, or {SKIP}"
+        )
+    if meaning.task == "classification" and _unlabelled(value, meaning):
+        raise UserError(
+            f"label: {columns.where(row)}: column {meaning.label!r} is empty; fill it in, name all classes "
+            f"if that is one of them (classes), or {SKIP}"
+        )
     if meaning.task == "speech":
         from tacit.data.speech.tokens import UnknownCharacters, alphabet
 

@@ -103,6 +103,8 @@ def dataset(
         test = test if test is not None else splits.get("test", splits.get("validation"))
     refuse_stream(source, "source")
     refuse_stream(test, "test")
+    if isinstance(classes, str | int):
+        raise UserError(f"classes: give their names in order, such as ['no', 'yes'] (got {classes!r})")
     texts = (text,) if isinstance(text, str) else tuple(text)
     source, test = (
         read_table(Path(part), Format()) if isinstance(part, str | Path) else part for part in (source, test)

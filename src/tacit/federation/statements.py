@@ -60,6 +60,12 @@ def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
     `groups`: also say what holds for so many units together, which takes seconds.
     """
     file = folder / STATEMENT
+    if not file.exists() and (folder / LEDGER).exists():
+        charged = len(read_ledger(folder).charges)
+        raise UserError(
+            f"{folder}: there is no {STATEMENT} yet; the ledger holds {charged} "
+            f"{'charge' if charged == 1 else 'charges'}: `tacit resume {folder}` goes on and writes one"
+        )
     if not file.exists():
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
     try:

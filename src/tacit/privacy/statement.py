@@ -110,9 +110,10 @@ class Statement:
         pld = "no bound at hand" if self.epsilon_pld is None else f"ε = {rounded_up(self.epsilon_pld)}"
         again = f", {self.repeated} of them a second time after a crash" if self.repeated else ""
         before = f", and {self.carried} of earlier runs on the same data" if self.carried else ""
+        charged = f"{self.rounds} {'round' if self.rounds == 1 else 'rounds'}{again}{before}"
         lines.append(
             f"By privacy-loss distributions (PLD): {pld}; by Rényi divergences (RDP): "
-            f"ε = {rounded_up(self.epsilon_rdp)}. Charged: {self.rounds} rounds{again}{before}."
+            f"ε = {rounded_up(self.epsilon_rdp)}. Charged: {charged}."
         )
         lines += [self.sampling, self.clipping, self.noise, *filter(None, [self.metrics])]
         if self.groups and not math.isinf(self.epsilon):

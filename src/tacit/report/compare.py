@@ -12,7 +12,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -26,6 +26,7 @@ from tacit.federation.checkpoint import CONFIG, LINEAGE
 from tacit.federation.ending import Ending, read_ending
 from tacit.federation.lineage import read_lineage
 from tacit.federation.passed import Passed, read_passed
+from tacit.federation.statements import read_ledger
 from tacit.federation.tracking import METRICS
 from tacit.federation.verify import refuse_changed_config
 from tacit.reading import read_text
@@ -54,6 +55,8 @@ class Run:
     content: str | None = None
     """A hash of its records."""
     ending: Ending | None = None
+    unknown: str = ""
+    """Why its ε cannot be told, if that is so: what is wrong with its ledger."""
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(round, value) wherever the metric was recorded."""
@@ -123,8 +126,15 @@ class Row:
 
     @property
     def epsilon(self) -> float | None:
-        """The ε that holds for each of its runs: the largest of theirs."""
+        """The ε that holds for each of its runs: the largest of theirs, if every one is known."""
+        if self.unknown:
+            return None
         return max((series[-1][1] for run in self.runs if (series := run.series("epsilon"))), default=None)
+
+    @property
+    def unknown(self) -> str:
+        """Why ε cannot be told, for the first run of which it cannot."""
+        return next((run.unknown for run in self.runs if run.unknown), "")
 
     def best(self, metric: Headline) -> Spread | None:
         """The metric's best value in each run."""
@@ -218,7 +228,10 @@ def first(error: Exception) -> str:
 
 
 def find_runs(places: Iterable[Path]) -> list[Run]:
-    """The runs in these folders: a run itself, or a sweep with runs inside (not those that only tuned)."""
+    """The runs in these folders: a run itself, or a sweep with runs inside (not those that only tuned).
+
+    What a run's metrics say of its ε is believed only where every line of its ledger is in order.
+    """
     runs: dict[Path, Run] = {}  # a run that is named twice is one seed, not two
     for place in places:
         files = [place / CONFIG] if (place / CONFIG).exists() else sorted(place.glob(f"*/{CONFIG}"))
@@ -227,10 +240,20 @@ def find_runs(places: Iterable[Path]) -> list[Run]:
         for file in files:
             run = read_run(file.parent)
             if run.metrics:
-                runs[file.parent.resolve()] = run
+                runs[file.parent.resolve()] = replace(run, unknown=_unknown(run))
     if not runs:
         raise UserError("none of these runs has finished a round yet")
     return list(runs.values())
+
+
+def _unknown(run: Run) -> str:
+    if run.unit is None:
+        return ""
+    try:
+        read_ledger(run.folder)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:

@@ -99,11 +99,12 @@ def _statement(found: Statement) -> str:
     budget = "none set" if found["budget"] is None else f"ε = {found['budget']:g}"
     repeated = f", {found['repeated']} of them a second time" if found["repeated"] else ""
     carried = f", and {found['carried']} of earlier runs on the same data" if found["carried"] else ""
+    rounds = f"{found['rounds']:,} {'round' if found['rounds'] == 1 else 'rounds'}"
     rows = [
         ("Neighbours", f"{found['relation']}, of one {'client' if found['unit'] == 'client' else 'record'}"),
         ("Accountants", f"privacy-loss distributions: {pld}; Rényi divergences: ε = {rdp}"),
         ("Budget", budget),
-        ("Charged", f"{found['rounds']:,} rounds{repeated}{carried}"),
+        ("Charged", f"{rounds}{repeated}{carried}"),
         ("Sampling", found["sampling"].partition(": ")[2]),
         ("Clipping", found["clipping"].partition(": ")[2]),
         ("Noise", found["noise"].partition(": ")[2]),

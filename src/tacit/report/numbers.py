@@ -94,7 +94,7 @@ def runs_table(table: Sequence[Row], address: Callable[[Run], str] | None) -> st
             else f'<a href="{escape(address(run))}">{escape(run.folder.name)}</a>'
             for run in row.runs
         )
-        spent = "–" if epsilon is None else rounded_up(epsilon)
+        spent = ("not known" if row.unknown else "–") if epsilon is None else rounded_up(epsilon)
         rows.append(
             f'<tr><td class="t">{swatch(n)}{letter(n)}</td>'
             f'<td class="t">{escape(row.label)}<small>{where}</small></td><td data-v="{len(row.runs)}">'
