@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,14 +15,16 @@ from deploy_small import Small, dataset, federation, same, settings, vectors
 
 import tacit
 from tacit.deploy.bodies import body_hash
-from tacit.deploy.client import LEDGERS, Reply
+from tacit.deploy.client import LEDGERS, Reply, refuse_small
 from tacit.deploy.keys import new_key
 from tacit.deploy.ledgers import read_accounts
 from tacit.deploy.messages import Answer, Refusal, StepAnswer, StepOrder, TrainOrder, read_any, written
+from tacit.deploy.policy import NotAllowed
 from tacit.deploy.statement import own_statement
 from tacit.engine import DirectoryStates, Order
 from tacit.engine.secure import Secured
 from tacit.errors import UserError
+from tacit.privacy import Clip, Poisson, SecureSum
 from tacit.secure import Delivery, Stage, Survivors, Terms, decode, encode
 from tacit.secure.messages import Masked, Signed
 
@@ -309,3 +312,21 @@ def test_an_update_that_is_not_finite_shows_in_no_answer(tmp_path: Path) -> None
 def digest_of(file: Path) -> str:
     """As the engine that trained it names a state."""
     return DirectoryStates(file.parents[2]).digest(int(file.parent.name), file.stem)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "colluding", "drawn", "fix"),
+    [
+        (2 / 3, 0.1, 2, "it takes 3"),
+        (2 / 3, 0.1, 3, ""),
+        (0.75, 0.0, 3, "it takes 4"),
+        (1.0, 0.0, 100, "lower"),
+    ],
+)
+def test_no_update_leaves_in_a_cohort_whose_members_know_too_much_of_the_noise(
+    threshold: float, colluding: float, drawn: int, fix: str
+) -> None:
+    """What is left between two of them is measured in tests/privacy/test_secure_noise.py."""
+    mechanism = SecureSum(2.0, 1e-5, Clip(0.5), Poisson(0.1), threshold=threshold, colluding=colluding)
+    with pytest.raises(NotAllowed, match=fix) if fix else nullcontext():
+        refuse_small(drawn, mechanism)

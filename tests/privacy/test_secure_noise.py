@@ -209,6 +209,60 @@ def test_what_is_published_has_the_same_noise_whoever_came(drawn: int, missing: 
     assert abs(measured / (2.0 * 0.5 / math.sqrt(0.6) * slack) - 1) < 5 / math.sqrt(2 * count) + 1e-3
 
 
+def left_over(mechanism: SecureSum, drawn: int, silent: int = 0, known: int = 0) -> float:
+    """The multiplier of the noise on a published sum if some make none, for who knows some of the shares."""
+    count = 200_000
+    bounding = mechanism.bounding({}, {"delta": count}, LAYOUT, drawn)
+    assert bounding.grid is not None
+    shares = [torch.zeros(count, dtype=torch.int64) for _ in range(drawn)]
+    for n, share in enumerate(shares[silent:]):
+        bounding.add_({"delta": torch.zeros(count)}, {"delta": share}, Bits.named(7, n))
+    arrivals = Arrivals(drawn=drawn, arrived=drawn, missing=0)
+    everybody = Workload(population=drawn)
+    mean, _ = mechanism.release(
+        {"delta": sum(shares, torch.zeros_like(shares[0]))}, arrivals, {}, 0, 0, everybody
+    )
+    rest = mean["delta"].double() * mechanism.expected(drawn) / mechanism.clip.bound
+    for share in shares[drawn - known :]:
+        rest -= share.double() * bounding.grid.unit / mechanism.clip.bound
+    return float(rest.std())
+
+
+@pytest.mark.parametrize(("threshold", "colluding"), [(2 / 3, 0.1), (0.9, 0.3), (1.0, 0.3), (1.0, 0.0)])
+def test_the_models_have_the_noise_that_is_charged_though_colluders_make_none(
+    threshold: float, colluding: float
+) -> None:
+    """To 6 standard errors (false alarm 10⁻⁹)."""
+    mechanism = secure(
+        noise=2.0, threshold=threshold, colluding=colluding, sampling=Poisson(1.0), entropy="seed"
+    )
+    event = mechanism.charge(0, np.arange(10), Workload(population=10)).parts[0].event
+    assert isinstance(event, PoissonGaussian)
+    seen = left_over(mechanism, 10, silent=mechanism.colluding_of(10))
+    assert seen >= event.noise * (1 - 6 / math.sqrt(2 * 200_000))
+    (planned,) = mechanism.planned(Workload(population=10), 3, 2.0)
+    assert planned == {event: 3}, "noise is calibrated by the same number"
+
+
+@pytest.mark.parametrize(("threshold", "colluding"), [(2 / 3, 0.1), (0.75, 0.0), (0.9, 0.1), (0.6, 0.1)])
+def test_a_client_that_knows_its_own_share_leaves_the_others_what_is_charged(
+    threshold: float, colluding: float
+) -> None:
+    mechanism = secure(
+        noise=2.0, threshold=threshold, colluding=colluding, sampling=Poisson(1.0), entropy="seed"
+    )
+    for charged in (mechanism.published(2.0), mechanism.seen_noise):
+        least = mechanism.least_members(charged)
+        assert least is not None
+        assert left_over(mechanism, least, known=1) >= charged * (1 - 6 / math.sqrt(2 * 200_000))
+        if least > 2:
+            assert left_over(mechanism, least - 1, known=1) < charged, "no smaller one would do"
+    least = mechanism.least_members(mechanism.published(2.0))
+    told = mechanism.describe(10, 1.0, {}).not_covered
+    assert any(f"of fewer than {least}, which knows the noise that it made itself" in line for line in told)
+    assert secure(threshold=1.0, colluding=0.0).least_members(1.0) is None, "a share is always missing"
+
+
 def test_a_client_with_nothing_of_use_still_makes_its_share_of_the_noise() -> None:
     bounding = secure().bounding({}, {"delta": 5000}, LAYOUT, 4)
     into = {"delta": torch.zeros(5000, dtype=torch.int64)}

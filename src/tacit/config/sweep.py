@@ -196,7 +196,7 @@ def _price(config: Config, candidates: int) -> str:
     section, clients = config.privacy, getattr(config.data.partition, "clients", None)
     if section is None or section.unit != "client" or section.mechanism is not None or clients is None:
         return ask
-    if section.noise_by_layer:
+    if section.noise_by_layer or section.aggregation == "secure":
         return ask
     sampling = build_sampling(config, clients)
 

@@ -348,7 +348,20 @@ def _bounding(order: TrainOrder, job: Job) -> Bounding | None:
             f"the run is under {'secure' if secure else 'plain'} aggregation, and the order is not"
         )
     drawn = len(order.members) if secure else 1
+    if isinstance(mechanism, SecureSum):
+        refuse_small(drawn, mechanism)
     return mechanism.bounding({"bound": order.bound}, job.upload_sizes, job.layout, drawn)
+
+
+def refuse_small(drawn: int, mechanism: SecureSum) -> None:
+    """Each of the cohort knows its own share of the noise; the others' must be as much as is charged."""
+    least = mechanism.least_members(mechanism.seen_noise)
+    if least is None or drawn < least:
+        enough = "lower privacy.threshold" if least is None else f"it takes {least}"
+        raise NotAllowed(
+            f"the cohort has {drawn} members, of whom each knows its own share of the noise, so another's "
+            f"update would have less than its ledger is charged for; {enough}"
+        )
 
 
 def _printable(text: str) -> str:

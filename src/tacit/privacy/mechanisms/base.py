@@ -31,6 +31,7 @@ from tacit.privacy.totals import Profile
 __all__ = [
     "COHORT",
     "METRICS",
+    "NAMES_KEPT",
     "NOT_COVERED",
     "NO_ROUND_FITS",
     "QUANTILE",
@@ -374,12 +375,15 @@ class Mechanism(Aggregation):
         )
 
 
+NAMES_KEPT = "the server's own ledger, which names who took part in which round: it is for the server alone"
+"""Not covered where a run keeps one: with real clients, and under secure aggregation."""
 NOT_COVERED = (
     "what the data look like: the classes and their names, the shape of a record, whether all pictures have "
     "one size; they count as public, also where they were read off the records",
     "the common test set: what is told of it has no noise, so its records count as public, whosever they are",
     "how records were dealt out where clients are not the data's own users, and, where single records are "
-    "protected, which of them are held out: both count as given",
+    "protected, which of them are held out; and which single records are public (data.public): all of it "
+    "counts as given",
     "what the model's first weights were trained on, where no run's folder says it: a module that was given, "
     "model.hub (an export of a run, too), or what model.public calls public; and that the data of an earlier "
     "run are the same, where its records had other labels or features and no users",

@@ -34,6 +34,7 @@ from tacit.privacy.ledger import Charge, Header, Part
 from tacit.privacy.mechanisms.base import (
     COHORT,
     METRICS,
+    NAMES_KEPT,
     RELEASE,
     Arrivals,
     Description,
@@ -95,7 +96,11 @@ class ClientLevel(Mechanism):
         return Charge(round, (self.costliest(workload),))
 
     def costliest(self, workload: Workload) -> Part:
-        return Part(round_event(self.sampling, workload.population, self.noise))
+        return Part(round_event(self.sampling, workload.population, self.published(self.noise)))
+
+    def published(self, noise: float) -> float:
+        """The least multiplier that the noise on a released sum has, where `noise` is what was set."""
+        return noise
 
     def cost_to(self, client: int, workload: Workload) -> Part:
         """A client knows that it takes part, so nothing is gained by sampling."""
@@ -104,7 +109,7 @@ class ClientLevel(Mechanism):
         return Part(PoissonGaussian(1.0, self.noise if self.seen_noise is None else self.seen_noise))
 
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
-        return [{round_event(self.sampling, workload.population, noise): rounds}]
+        return [{round_event(self.sampling, workload.population, self.published(noise)): rounds}]
 
     def init(self) -> State:
         return {}
@@ -219,6 +224,12 @@ class ClientLevel(Mechanism):
         covered.append("a person who is several clients: protection weakens with their number")
         if self.noise_at == "clients":
             covered.append("how many clients are in a cohort: each is told, to size its share of the noise")
+            covered.append(
+                "another client of a cohort of m, which knows the noise that it made itself: against it the "
+                f"noise is {self.noise:g} × √(1 − 1/m)"
+            )
+        if self.deployed:
+            covered.append(NAMES_KEPT)
         return Description(
             sampling=f"Sampling: {self._cohort(population)}{neighbours if own else ''}.",
             clipping=f"Clipping: a client's upload to norm {self.clip.bound:g}, {self.clip.how}.",

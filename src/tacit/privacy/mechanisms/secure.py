@@ -9,11 +9,15 @@ theorem by which a sum of rounded Gaussians is as good as a rounded one.
 
 Two numbers:
 
-- *outsiders* see models and not who took part: noise z, amplified by sampling, like any client-level run;
+- *outsiders* see models and not who took part: noise z, amplified by sampling, like any client-level run.
+  A share γ of the cohort may make no noise, which leaves z·√((1 − γ)/τ); where that is less, it is charged;
 - *the server* knows who took part, so nothing is amplified, and a share γ of the cohort may tell it their
   noise, or make none. The honest among t leave (t − c)/(τm) ≥ 1 − γ/τ of the variance: a Gaussian mechanism
   with noise z·√(1 − γ/τ) for each round that a client took part in. Neighbours here: what the client sent,
   or zeros in its place (it is no secret from the server that it was there).
+
+*Another client* of the cohort knows one of m shares, its own: z·√((1 − 1/m)/τ) is left, which is as much as
+is charged in all but the smallest cohorts (`least_members`).
 
 >>> import numpy as np
 >>> from tacit.privacy import Clip, Poisson, Workload
@@ -37,7 +41,7 @@ from typing import ClassVar
 from tacit.errors import UserError
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.grid import Grid
-from tacit.privacy.mechanisms.base import Arrivals, Description, Observer, State
+from tacit.privacy.mechanisms.base import NAMES_KEPT, Arrivals, Description, Observer, State
 from tacit.privacy.mechanisms.client import ClientLevel
 from tacit.privacy.shares import LEAST_SHARE
 from tacit.privacy.totals import Profile
@@ -103,6 +107,16 @@ class SecureSum(ClientLevel):
         """The noise multiplier that holds against the server and its colluders."""
         return self.noise * math.sqrt(max(0.0, 1 - self.colluding / self.threshold))
 
+    def published(self, noise: float) -> float:
+        return noise * min(1.0, math.sqrt(max(0.0, 1 - self.colluding) / self.threshold))
+
+    def least_members(self, noise: float) -> int | None:
+        """The smallest cohort in which a client, which knows its own share, is left with this multiplier at
+        least between itself and another's upload; None if there is none.
+        """
+        known = 1 - self.threshold * (noise / self.noise) ** 2 if self.noise else 1.0
+        return math.ceil(1 / known - 1e-9) if known > 1e-9 else None
+
     # --- noise ------------------------------------------------------------------------------------------
 
     def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding:
@@ -139,15 +153,19 @@ class SecureSum(ClientLevel):
             "Gaussians has the probabilities of a rounded Gaussian mechanism, but for a factor that differs "
             "from 1 by less than 10⁻¹⁰⁰⁰."
         )
+        least = self.least_members(self.published(self.noise))
+        small = "" if least is None else f" of fewer than {least}"
         covered = (
             *plain.not_covered,
             "how many clients are in a cohort, and that a round was given up: each of its clients is told",
-            "the server's own ledger, which names who took part in which round: it is for the server alone",
+            f"another client of a cohort{small}, which knows the noise that it made itself: in a cohort of m "
+            f"{self.noise:g} × √((1 − 1/m) ÷ {self.threshold:.3g}) is left against it",
         )
         if self.deployed:
             covered += ("when a client answers, and what its owner lets it tell besides (`allow.send`)",)
         else:
             covered += (
+                NAMES_KEPT,
                 "whoever runs clients and server on one machine, as a simulation does: they could look "
                 "anywhere",
             )
