@@ -87,6 +87,17 @@ def test_what_is_no_config_is_told_so() -> None:
         tacit.plan({"rounds": 1})  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"config: give a file or a mapping \(got None\)"):
         tacit.load(None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"overrides: give keys and values, such as {'local.lr': 0.1}"):
+        tacit.load({"rounds": 1}, ["rounds=3"])  # type: ignore[arg-type]
+
+
+def test_the_ledger_of_one_run_is_read_by_its_path(
+    config: Callable[..., Config], dataset: Dataset, tmp_path: Path
+) -> None:
+    """A text is one path, not as many as it has letters."""
+    tacit.run(config(rounds=2, privacy=PRIVATE), tmp_path / "run", dataset=dataset)
+    alone = tacit.ledger(str(tmp_path / "run"))
+    assert alone.epsilon == tacit.ledger([tmp_path / "run"]).epsilon
 
 
 def test_a_model_that_was_given_is_the_one_that_is_tested(

@@ -183,6 +183,7 @@ def test_a_loose_delta_and_a_large_epsilon_are_told_of(config, dataset) -> None:
         tacit.run(config(rounds=2, data__partition=natural, privacy=privacy), "run", dataset=dataset)
     told = " ".join(str(warning.message) for warning in said)
     assert "not below 1 ÷ 12 clients" in told and "ε has passed 20" in told
+    assert float(told.partition("such as ")[2].partition(" ")[0]) < 1 / 12, "what is advised would do"
     statement = tacit.statement("run")
     assert "not below 1 ÷ 12" in statement.text() and "bounds next to nothing" in statement.text()
     assert len(statement.to_dict()["warnings"]) == 2
@@ -203,6 +204,24 @@ def test_a_private_run_in_which_every_client_failed_says_so(config, dataset) -> 
             config(rounds=3, cohort=12, privacy=CLIENT), "run", dataset=dataset, algorithm=Explodes()
         )  # everyone: no draw is empty
     assert result.trouble is not None and "Nothing was learnt" in result.trouble
+
+
+class Nothing(nn.Module):
+    """Answers with what is not a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1)) * float("nan")
+
+
+def test_a_model_whose_answers_are_no_numbers_ends_no_run_in_silence(config, dataset) -> None:
+    """At example level clipping turns its gradients into zeros, so every client seems sound."""
+    example = {"unit": "example", "clip": 0.5, "noise": 2.0, "delta": 1e-3}
+    result = tacit.run(config(rounds=2, privacy=example), "run", dataset=dataset, model=Nothing())
+    assert result.trouble is not None and "not a number" in result.trouble
 
 
 # --- the unit is the person's choice ------------------------------------------------------------------------

@@ -186,6 +186,8 @@ def test_bad_values(command, recipe: Path, arguments: list[str], message: str) -
         (GOOD.replace("cohort: 4\n", ""), "cohort: this key is missing"),
         (GOOD.replace("cohort: 4\n", "cohorts: 4\n"), "cohorts: unknown key; did you mean 'cohort'?"),
         (GOOD + "server: adam\n", "server: this is a section of keys, not 'adam'"),
+        (GOOD.replace("cohort: 4\n", "cohort: 0.25\n"),
+         "cohort: this is a whole number of clients, or a section of keys, not 0.25"),
         (GOOD + "trackers: 3\n", "trackers: must be a list (got 3)"),
         (GOOD.replace("kind: dirichlet, ", ""), "data.partition: this section needs a `kind`; it is one of"),
         (GOOD + "privacy: {clip: 1}\n", "privacy.unit: this key is missing; it is one of client, example"),

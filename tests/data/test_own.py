@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -201,6 +202,12 @@ BAD = [
     ({"label": "job", "features": ["note"]}, "row 0: column 'note' is 'no 0', not a number"),
     ({"label": "job", "task": "guess"}, "'guess' is not one of classification"),
     ({"label": "job", "user": "whom"}, "there is no column 'whom'"),
+    ({"label": "age"}, "column 'age' is what is to be learnt, so it must not be learnt from"),
+    ({"label": "job", "features": ["age", "age"]}, "column 'age' is named twice"),
+    ({"label": "job", "mean": (1.0, math.nan)}, "mean: give finite numbers"),
+    ({"label": "job", "mean": "a"}, "mean: give finite numbers"),
+    ({"label": "job", "std": (0, 2)}, "std: .* must be greater than 0"),
+    ({"label": "job", "test": "nowhere.csv"}, "test: there is no nowhere.csv"),
     ({"label": "job", "classes": 2}, r"classes: give their names in order, .* \(got 2\)"),
     ({"label": "job", "classes": "vet"}, r"classes: give their names in order"),
 ]
@@ -209,7 +216,7 @@ BAD = [
 @pytest.mark.parametrize(("options", "message"), BAD, ids=lambda o: str(o)[:30])
 def test_mistakes_are_named(options, message) -> None:
     with pytest.raises(tacit.UserError, match=message):
-        tacit.dataset(ROWS, test=ROWS, **{"features": ["age"], **options})
+        tacit.dataset(ROWS, **{"test": ROWS, "features": ["age"], **options})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """ε against printed values, exact formulas and independent bounds."""
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from tacit.errors import UserError
 from tacit.privacy import Charge, FixedSizeGaussian, Header, Ledger, Part, PoissonGaussian, epsilon
 from tacit.privacy.accountants import exceeds, pld_epsilon, rdp_epsilon
+from tacit.privacy.accountants.rdp import _ORDERS as RDP_ORDERS
+from tacit.privacy.accountants.rdp import _rdp as rdp_divergences
+from tacit.privacy.calibration import solve_cohort
 from tacit.privacy.events import EVENTS, Event, MatrixRow, Relation, plain_event, read_event
 from tacit.privacy.events import event as register
 
@@ -162,6 +166,35 @@ def test_fixed_size_bound_covers_the_exact_loss_of_a_replacement(noise: float) -
 def test_fixed_size_without_sampling_is_a_gaussian_of_twice_the_sensitivity() -> None:
     found = epsilon({FixedSizeGaussian(10, 10, 4.0): 1}, 1e-5)
     assert found.rdp == pytest.approx(rdp_epsilon({PoissonGaussian(1.0, 2.0): 1}, 1e-5), rel=0.03)
+
+
+def test_a_larger_cohort_of_a_fixed_size_never_costs_less() -> None:
+    """The bound for samples is loose near full participation: 39 of 40 was told to cost twice all 40."""
+    spent = [epsilon({FixedSizeGaussian(size, 40, 14.5): 100}, 1e-3).value for size in range(1, 41)]
+    assert spent == sorted(spent)
+    most = solve_cohort(lambda size: FixedSizeGaussian(size, 40, 40.0), 40, 100, 2.0, 1e-3)
+    assert most == 40, "which all 40 keep as well"
+
+
+@pytest.mark.parametrize("others", list(itertools.product([-1.0, 1.0], repeat=3)))
+@pytest.mark.parametrize(("size", "noise"), [(1, 1.0), (2, 1.0), (3, 0.7), (3, 3.0), (4, 1.0)])
+def test_divergences_of_fixed_size_cohorts_cover_the_mixtures(
+    others: tuple[float, ...], size: int, noise: float
+) -> None:
+    """Brute force: four clients, all subsets, one client's 1 replaced by −1, integrated numerically."""
+    x = np.linspace(-80.0, 80.0, 40_001)  # orders of 20 weigh what is 38 away
+
+    def log_density(own: float) -> np.ndarray:
+        sums = [sum(subset) for subset in itertools.combinations((own, *others), size)]
+        return special.logsumexp([stats.norm.logpdf(x, s, noise) for s in sums], axis=0) - math.log(len(sums))
+
+    p, q = log_density(1.0), log_density(-1.0)
+    told = rdp_divergences(FixedSizeGaussian(size, 4, noise))
+    for order in (1.5, 2.0, 5.0, 20.0):
+        weighed = special.logsumexp(order * p + (1 - order) * q) + math.log(x[1] - x[0])
+        exact, bound = weighed / (order - 1), told[list(RDP_ORDERS).index(order)]
+        assert exact <= bound + 1e-9
+        assert size < 4 or exact == pytest.approx(bound), "with everybody it is the bound itself"
 
 
 def test_epsilon_is_monotone() -> None:

@@ -250,7 +250,7 @@ class Algorithm:
         Returns:
             The upload, as `uploads` declares it, and the client's new state (empty: it keeps nothing).
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method `client`, which an algorithm needs")
 
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
         """The server's step.

@@ -194,11 +194,11 @@ def _sizes(groups: Any) -> list[int]:
     return sizes
 
 
-def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Together:
+def ledger(folders: str | Path | Sequence[str | Path], delta: float | None = None) -> Together:
     """What several runs on the same data have spent together: their events composed, not their ε added.
 
     Args:
-        folders: the runs'.
+        folders: the runs', or that of one.
         delta: the δ to state ε for; the smallest of the runs' by default.
 
     Returns:
@@ -207,7 +207,7 @@ def ledger(folders: Sequence[str | Path], delta: float | None = None) -> Togethe
     Raises:
         UserError: runs that have nobody in common, whose clients are not the same people, or no ledger.
     """
-    places = [Path(folder) for folder in folders]
+    places = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     first, *others = data = [read_lineage(place)[0] for place in places]
     for place, other in zip(places[1:], others, strict=True):
         if not other.overlaps(first):

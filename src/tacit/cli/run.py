@@ -171,11 +171,13 @@ def _sweep(sweep: Any, folder: Path, console: Console, jobs: int | None, as_json
         print_json(to_json(table))
         return
     console.print(comparison(table))
-    console.print(f"Saved in {folder}. Curves: tacit compare {folder} --picture curves.png")
+    place = quote(str(folder))
+    console.print(f"Saved in {place}. Curves: tacit compare {place} --picture curves.png", markup=False)
 
 
 def _finish(result: Any, console: Console, as_json: bool) -> None:
     from tacit.federation.statements import STATEMENT
+    from tacit.federation.tracking import useless
     from tacit.report.page import PAGE
     from tacit.report.traffic import traffic
 
@@ -193,7 +195,7 @@ def _finish(result: Any, console: Console, as_json: bool) -> None:
     if not result.finished:
         raise typer.Exit(INTERRUPTED)  # so that a script does not take it for a finished run
     # Where private metrics are told instead, how many clients took part is not.
-    learnt = any(record.get("clients", 1) for record in result.metrics)
+    learnt = any(record.get("clients", 1) for record in result.metrics) and not useless(result.metrics)
     if result.trouble is not None:
         console.print(f"[bold red]{result.trouble}[/bold red]")
     if as_json:

@@ -68,7 +68,8 @@ def _reason(root: type[BaseModel], problem: Any) -> str:
         told = str(ctx.get("error", problem["msg"]))
         return told if len(told) <= 1000 else f"{told[:999]}…"
     if kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
-        return f"this is a section of keys, not {short(given)}"
+        bare = SHORT.get(".".join(map(str, loc)))
+        return f"this is {f'{bare}, or ' if bare else ''}a section of keys, not {short(given)}"
     if kind in ("too_short", "string_too_short"):
         return f"must have at least {ctx['min_length']} {_things(kind, ctx['min_length'])}"
     if kind in ("too_long", "string_too_long"):
@@ -79,6 +80,10 @@ def _reason(root: type[BaseModel], problem: Any) -> str:
     plain = isinstance(given, str | int | float | bool) or given is None
     shown = f" (got {short(given)})" if plain else ""
     return message.replace("input should be", "must be") + shown
+
+
+SHORT = {"cohort": "a whole number of clients", "privacy.clip": "the clipping norm, a number"}
+"""What stands for a section where its other keys are left at their defaults."""
 
 
 def _things(kind: str, count: int) -> str:

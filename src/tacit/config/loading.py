@@ -53,6 +53,8 @@ def load(
         where = str(source)
     if "sweep" in values:
         raise UserError(f"{where}: its `sweep` section makes it many runs; start them with `tacit run`")
+    if not isinstance(overrides, Mapping | None):
+        raise UserError(f"overrides: give keys and values, such as {{'local.lr': 0.1}} (got {overrides!r})")
     for key, value in (overrides or {}).items():
         override(values, key, value)
     try:

@@ -91,7 +91,7 @@ def _table(config: Config) -> Dataset:
         seconds=section.seconds,
         language=section.language,
     )
-    test = None if section.test is None else read_table(Path(section.test), format)
+    test = None if section.test is None else read_table(Path(section.test), format, "data.test")
     found = read_table(Path(section.path), format)
     return from_columns(found, test, meaning, Path(section.path).stem, section.path)
 

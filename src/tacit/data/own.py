@@ -107,8 +107,11 @@ def dataset(
         raise UserError(f"classes: give their names in order, such as ['no', 'yes'] (got {classes!r})")
     texts = (text,) if isinstance(text, str) else tuple(text)
     source, test = (
-        read_table(Path(part), Format()) if isinstance(part, str | Path) else part for part in (source, test)
+        read_table(Path(part), Format(), key) if isinstance(part, str | Path) else part
+        for key, part in (("source", source), ("test", test))
     )
+    for key, numbers in (("mean", mean), ("std", std)):
+        _refuse_no_numbers(key, numbers)
     meaning = Meaning(
         (features,) if isinstance(features, str) else tuple(features),
         texts,
@@ -144,6 +147,17 @@ def dataset(
     return from_columns(columns, tested, meaning, name, "given as an object")
 
 
+def _refuse_no_numbers(key: str, numbers: Any) -> None:
+    """Raise unless these are a mean's or a deviation's numbers."""
+    if numbers is None:
+        return
+    found = np.asarray(numbers)
+    if found.dtype.kind not in "iuf" or not np.isfinite(found).all():
+        raise UserError(f"{key}: give finite numbers, one for each feature or channel (got {numbers!r})")
+    if key == "std" and not (found > 0).all():
+        raise UserError(f"std: records are divided by it, so it must be greater than 0 (got {numbers!r})")
+
+
 def from_columns(
     columns: Columns, test: Columns | None, meaning: Meaning, name: str, origin: str, licence: str = "yours"
 ) -> Dataset:
@@ -162,6 +176,16 @@ def from_columns(
         raise UserError(f"{name}: seconds: say how much of each sound is heard, such as 2.0; the rest is cut")
     if meaning.label is None and meaning.task != "language":
         raise UserError(f"{name}: label: name the column of what is to be learnt")
+    used = [*meaning.features, *meaning.text]
+    if twice := [column for column in used if used.count(column) > 1]:
+        raise UserError(
+            f"{name}: column {twice[0]!r} is named twice among what is learnt from; leave one out"
+        )
+    if meaning.label in used:
+        raise UserError(
+            f"{name}: column {meaning.label!r} is what is to be learnt, so it must not be learnt from; take "
+            "it out of the others, or name another label"
+        )
     if test is None:
         users = None if meaning.user is None else columns.values.get(meaning.user)
         aside = set_aside(len(columns), TEST_SHARE, users)

@@ -30,8 +30,11 @@ class Format:
     """Texts that stand for a missing value; nothing else is taken for one."""
 
 
-def read_table(path: Path, format: Format) -> Columns:
-    """The rows of a csv, tsv, parquet, json or jsonl file, or of all such files in a folder."""
+def read_table(path: Path, format: Format, key: str = "data.path") -> Columns:
+    """The rows of a csv, tsv, parquet, json or jsonl file, or of all such files in a folder.
+
+    `key`: what a person calls the path, for what is told of it.
+    """
     path = path.expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _READERS) if path.is_dir() else [path]
     if not path.exists():
@@ -41,15 +44,15 @@ def read_table(path: Path, format: Format) -> Columns:
             if path.is_absolute()
             else "it is from the folder that tacit is run in"
         )
-        raise UserError(f"data.path: there is no {path}; {whence}")
+        raise UserError(f"{key}: there is no {path}; {whence}")
     if not files:
-        raise UserError(f"data.path: {path} holds no table; give a csv, tsv, parquet, json or jsonl file")
+        raise UserError(f"{key}: {path} holds no table; give a csv, tsv, parquet, json or jsonl file")
     rows: list[dict[str, Any]] = []
     places: list[str] = []
     for file in files:
         reader = _READERS.get(file.suffix.lower())
         if reader is None:
-            raise UserError(f"data.path: {file}: not a table; known are {', '.join(_READERS)}")
+            raise UserError(f"{key}: {file}: not a table; known are {', '.join(_READERS)}")
         try:
             for place, row in reader(file, format):
                 rows.append(row)
@@ -57,11 +60,11 @@ def read_table(path: Path, format: Format) -> Columns:
         except (OSError, UnicodeError, LookupError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise UserError(
-                f"data.path: {file} cannot be read as {format.encoding} text ({reason}); set data.encoding, "
+                f"{key}: {file} cannot be read as {format.encoding} text ({reason}); set data.encoding, "
                 "for example to latin-1 or utf-16"
             ) from None
     if not rows:
-        raise UserError(f"data.path: {path} has no records; give a table with some")
+        raise UserError(f"{key}: {path} has no records; give a table with some")
     names = list(dict.fromkeys(key for row in rows for key in row))
     return Columns({name: [row.get(name) for row in rows] for name in names}, lambda row: places[row])
 

@@ -44,9 +44,10 @@ def refuse_odd(dataset: Dataset, task: str) -> None:
         if task == "classification" and labels is not None and dataset.classes:
             low, high = int(labels.min()), int(labels.max())
             if low < 0 or high >= dataset.classes:
+                mend = f"subtract {low}" if high - low < dataset.classes else f"give classes={high + 1}"
                 raise UserError(
                     f"{dataset.name}: {part} labels run from {low} to {high}, and {dataset.classes} classes "
-                    f"are 0 to {dataset.classes - 1}; tacit.dataset(…) numbers them, or subtract {low}"
+                    f"are 0 to {dataset.classes - 1}; tacit.dataset(…) numbers them, or {mend}"
                 )
 
 

@@ -193,7 +193,10 @@ class Federation:
         if outcome is None:
             if server.round == 0:
                 raise UserError(NO_ROUND_FITS)
-            self.stopped = "the next round would exceed the privacy budget"
+            self.stopped = (
+                "the next round would exceed the privacy budget (more rounds take a new run with more noise, "
+                "or a larger budget)"
+            )
             return False
         record = record_of(server, outcome) | self.spending.facts(final=server.round == last)
         if not self._withholds:

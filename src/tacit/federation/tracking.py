@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -219,12 +220,27 @@ def trouble(record: Record) -> str | None:
     )
 
 
+def useless(metrics: Sequence[Record]) -> bool:
+    """Whether the last model that was tested gives nothing that is a number.
+
+    >>> useless([{"round": 1, "loss": 0.5}, {"round": 2, "loss": math.nan}, {"round": 3}])
+    True
+    """
+    losses = [record["loss"] for record in metrics if isinstance(record.get("loss"), float)]
+    return bool(losses) and math.isnan(losses[-1])
+
+
 def troubles(metrics: Sequence[Record]) -> str | None:
     """The same over a whole run, for its end.
 
     >>> troubles([{"round": 1, "clients": 0}])
     'Nothing was learnt: chance drew no client in any round. Raise cohort, or rounds'
     """
+    if useless(metrics):
+        return (
+            "Nothing was learnt: the model answers test records with what is not a number. Lower local.lr, "
+            "or look for what makes it in the model"
+        )
     if metrics and all(record.get("clients", 1) + len(record.get("skipped", ())) == 0 for record in metrics):
         return "Nothing was learnt: chance drew no client in any round. Raise cohort, or rounds"
     bad = [record for record in metrics if trouble(record)]

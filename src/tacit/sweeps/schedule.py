@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -181,7 +182,7 @@ def _run_all(sweep: Sweep, tasks: Sequence[SweepRun], watch: SweepWatch, title: 
     # Processes that start afresh, not forks: a fork would inherit torch's threads in an unknown state.
     context = get_context("spawn")
     jobs = min(jobs, len(waiting))
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_leave_with_parent)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
     futures: dict[str, Future[bool]] = {}
 
     def feed() -> None:
@@ -240,8 +241,11 @@ def _refuse_failures(futures: Mapping[str, Future[bool]]) -> None:
         raise KeyboardInterrupt
 
 
-def _leave_with_parent() -> None:
-    """A sweep that was killed must not leave processes behind that wait for work for ever."""
+def _begin() -> None:
+    """In a process for runs. A sweep that was killed must not leave it behind, waiting for work for ever; and
+    what a run warns of is a line for a person, without the place in the code.
+    """
+    warnings.formatwarning = _line
 
     def watch() -> None:
         parent = parent_process()
@@ -250,6 +254,12 @@ def _leave_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return f"note: {message}\n"
 
 
 def _in_one_process(settings: config.Config) -> dict[str, Any]:

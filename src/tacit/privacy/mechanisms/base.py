@@ -353,7 +353,7 @@ class Mechanism(Aggregation):
             return []
         return [
             f"δ = {self.delta:g} is not below 1 ÷ {units:,} {what}: publishing one of them at random "
-            f"would pass; choose δ below {1 / units:.1g}"
+            f"would pass; choose one well below that, such as {0.1 / units:.1g}"
         ]
 
     def _cohort(self, population: int) -> str:
