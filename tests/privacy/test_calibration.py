@@ -162,6 +162,7 @@ def test_output_for_people_fits_a_terminal_and_names_units() -> None:
     ("arguments", "message"),
     [
         ("--rate 0.1 --noise 1 --rounds 10", "give --delta"),
+        ("--epsilon 2 --rate 0.1 --rounds 9 --delta 1e-5 --noise-on average", "give --noise too"),
         ("--delta 2 --rate 0.1 --noise 1 --rounds 10", "not a probability"),
         ("--delta 1e-5 --rate 1.5 --noise 1 --rounds 10", "0 < rate ≤ 1"),
         ("--delta 1e-5 --rate 0.1 --noise 0 --rounds 10", "number > 0"),

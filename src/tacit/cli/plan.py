@@ -233,8 +233,10 @@ def _on_sum(
     """The multiplier on the sum, which is what is accounted."""
     from tacit.privacy.conventions import to_sum
 
-    if noise is None or stated == NoiseOn.sum:
+    if stated == NoiseOn.sum:
         return noise
+    if noise is None:
+        raise UserError(f"--noise-on {stated}: give --noise too; what is asked for is told on the sum")
     clients = cohort if cohort is not None else rate * population if rate and population else None
     if clients is None:
         raise UserError(f"--noise-on {stated}: give --cohort too, the expected number of clients a round")

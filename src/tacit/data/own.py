@@ -237,7 +237,8 @@ def _records(
         ys.append(y)
         users.append(who)
     if not xs:
-        raise UserError(f"no usable record is left; the first bad one: {bad[0]}")
+        first = bad[0].partition(";")[0]  # behind it stands that such rows can be left out, as they were
+        raise UserError(f"no usable record is left, so mend the file; the first bad one: {first}")
     people = None if meaning.user is None or any(who is None for who in users) else named(users)
     if meaning.user is not None and meaning.user not in columns.values and meaning.user != "user":
         columns.column(meaning.user, "user")
