@@ -68,6 +68,21 @@ def test_choosing_by_a_part_that_nobody_trains_is_refused(tmp_path: Path) -> Non
     assert read_sweep(file, {}) is not None, "nothing is chosen"
 
 
+def test_what_a_run_warns_of_is_a_line_for_a_person(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a sweep each run has a process of its own, which told where in the program it was said."""
+    file = tmp_path / "sweep.yaml"
+    privacy = "privacy: {unit: client, noise: 0.1, delta: 1.0e-3, clip: 1.0, entropy: seed}\n"
+    file.write_text(f"{GOOD}{privacy}sweep: {{seed: [0]}}\n")
+    found = read_sweep(file, {"rounds": 1})
+    assert found is not None
+    run_sweep(found, Path("out"), 1)
+    told = capfd.readouterr().err
+    assert "note: round 1: ε has passed 20" in told
+    assert ".py" not in told and "RuntimeWarning" not in told
+
+
 def test_a_log_has_a_line_for_each_run_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bar, "SILENCE", float("inf"))
     log = io.StringIO()

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from tacit.errors import UserError
@@ -64,7 +65,8 @@ def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
         charged = len(read_ledger(folder).charges)
         raise UserError(
             f"{folder}: there is no {STATEMENT} yet; the ledger holds {charged} "
-            f"{'charge' if charged == 1 else 'charges'}: `tacit resume {folder}` goes on and writes one"
+            f"{'charge' if charged == 1 else 'charges'}: `tacit resume {quote(str(folder))}` goes on and "
+            "writes one"
         )
     if not file.exists():
         raise UserError(f"{folder}: there is no {STATEMENT}; the run has no `privacy` section, or is no run")
