@@ -331,7 +331,8 @@ def draw(table: Table, file: Path) -> None:
         curve.xaxis.set_major_locator(MaxNLocator(integer=True))
         curve.set_ylabel(unit)
         if curve.lines:
-            curve.legend(fontsize="small", frameon=False)
+            # Beside the curves: where lines fan out, no corner is free.
+            curve.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         for one in (ends, curve):
             one.grid(alpha=0.25)
             one.spines[["top", "right"]].set_visible(False)
