@@ -27,6 +27,7 @@ from results_page import write_page
 from tacit import api, test_clients
 from tacit.config import load
 from tacit.config.sweep import Family, Point, Sweep, read_sweep, slug, without_seed
+from tacit.federation.ending import read_ending
 from tacit.federation.files import write_atomically
 from tacit.report.compare import Run, read_run
 from tacit.sweeps import run_sweep
@@ -109,10 +110,15 @@ def remaining(
 
 
 def finished(what: Comparison, runs: Path) -> Iterator[tuple[Point, Path]]:
-    """Points of the comparison whose run in this folder has ended, and where that is."""
+    """Points of the comparison whose run in this folder came to its last round, and where that is.
+
+    One that was killed may have no budget left for it: that is an end, but nothing to compare.
+    """
     for point in what.sweep.points:
         for place in sorted(runs.glob("*/finished")):
-            name = place.parent.name
+            name, ending = place.parent.name, read_ending(place.parent)
+            if ending is not None and ending.stopped:
+                continue
             if name == slug(point) or name.startswith(f"{slug(point)},"):  # tuned values come last
                 yield point, place.parent
 

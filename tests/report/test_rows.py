@@ -87,6 +87,17 @@ def test_the_table_marks_units_simulations_and_unfinished_runs(command, recipe_r
     assert facts["sim"]["simulation"] and facts["rec"]["unit"] == "example"
 
 
+def test_a_run_whose_budget_was_spent_early_is_no_equal_of_the_others(command, config, dataset) -> None:
+    privacy = {"unit": "client", "clip": 0.5, "noise": 2.0, "delta": 1e-3, "entropy": "seed"}
+    one = tacit.run(config(rounds=1, privacy=privacy), "runs/one", dataset=dataset)
+    spent = {**privacy, "epsilon": 1.01 * one.last("epsilon")}
+    cut = tacit.run(config(rounds=3, privacy=spent), "runs/cut", dataset=dataset)
+    assert cut.finished and cut.stopped is not None and len(cut.metrics) == 1
+    _, out, _ = command("compare", "runs")
+    told = " ".join(out.split())
+    assert "1 of these runs ended before the last round: the next round would exceed the privacy" in told
+
+
 @pytest.fixture
 def recipe_runs(config, dataset) -> None:
     tacit.run(config(rounds=2), "runs/half", dataset=dataset)

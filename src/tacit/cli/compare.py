@@ -145,6 +145,9 @@ def remarks(table: list[Row]) -> list[str]:
         )
     if (unfinished := sum(row.unfinished for row in table)) > 0:
         found.append(f"{unfinished} of these runs are not finished: their rows say how far they came")
+    endings = [run.ending for row in table for run in row.runs if run.ending is not None]
+    if early := [ending.stopped for ending in endings if ending.stopped]:
+        found.append(f"{len(early)} of these runs ended before the last round: {early[0]}")
     for reason in dict.fromkeys(row.unknown for row in table if row.unknown):
         found.append(f"ε ?: {reason}")
     if any(row.runs[0].simulated for row in table):
