@@ -122,13 +122,10 @@ def _write(
 
 
 def _texts(table: Any, column: str) -> Iterable[str]:
-    for number, row in enumerate(_watched(table.select_columns([column]), "reading texts")):
+    for row in _watched(table.select_columns([column]), "reading texts"):
         if not isinstance(row[column], str):
             what = "has a row without a text" if row[column] is None else f"holds {row[column]!r}, no text"
-            raise UserError(
-                f"column {column!r} {what} (row {number}); mend it, or leave such rows out "
-                "(data.on_bad: skip)"
-            )
+            raise UserError(f"column {column!r} {what}; mend it, or leave such rows out (data.on_bad: skip)")
         yield row[column]
 
 
