@@ -209,6 +209,12 @@ def test_what_is_published_has_the_same_noise_whoever_came(drawn: int, missing: 
     assert abs(measured / (2.0 * 0.5 / math.sqrt(0.6) * slack) - 1) < 5 / math.sqrt(2 * count) + 1e-3
 
 
+def for_everybody(threshold: float, colluding: float) -> SecureSum:
+    """Noise 2 on cohorts of all there are."""
+    shares = {"threshold": threshold, "colluding": colluding}
+    return secure(noise=2.0, sampling=Poisson(1.0), entropy="seed", **shares)
+
+
 def left_over(mechanism: SecureSum, drawn: int, silent: int = 0, known: int = 0) -> float:
     """The multiplier of the noise on a published sum if some make none, for who knows some of the shares."""
     count = 200_000
@@ -233,9 +239,7 @@ def test_the_models_have_the_noise_that_is_charged_though_colluders_make_none(
     threshold: float, colluding: float
 ) -> None:
     """To 6 standard errors (false alarm 10⁻⁹)."""
-    mechanism = secure(
-        noise=2.0, threshold=threshold, colluding=colluding, sampling=Poisson(1.0), entropy="seed"
-    )
+    mechanism = for_everybody(threshold, colluding)
     event = mechanism.charge(0, np.arange(10), Workload(population=10)).parts[0].event
     assert isinstance(event, PoissonGaussian)
     seen = left_over(mechanism, 10, silent=mechanism.colluding_of(10))
@@ -248,9 +252,7 @@ def test_the_models_have_the_noise_that_is_charged_though_colluders_make_none(
 def test_a_client_that_knows_its_own_share_leaves_the_others_what_is_charged(
     threshold: float, colluding: float
 ) -> None:
-    mechanism = secure(
-        noise=2.0, threshold=threshold, colluding=colluding, sampling=Poisson(1.0), entropy="seed"
-    )
+    mechanism = for_everybody(threshold, colluding)
     for charged in (mechanism.published(2.0), mechanism.seen_noise):
         least = mechanism.least_members(charged)
         assert least is not None
@@ -261,6 +263,27 @@ def test_a_client_that_knows_its_own_share_leaves_the_others_what_is_charged(
     told = mechanism.describe(10, 1.0, {}).not_covered
     assert any(f"of fewer than {least}, which knows the noise that it made itself" in line for line in told)
     assert secure(threshold=1.0, colluding=0.0).least_members(1.0) is None, "a share is always missing"
+
+
+ALLOWED = [
+    (threshold, colluding)
+    for threshold in (0.51, 0.6, 2 / 3, 0.75, 0.9, 0.95, 1.0)
+    for colluding in (0.0, 0.05, 0.1, 0.3, 0.75, 0.9)
+    if 2 * threshold > 1 + colluding
+]
+
+
+@pytest.mark.parametrize(("threshold", "colluding"), ALLOWED)
+def test_no_setting_is_charged_for_more_noise_than_is_left(threshold: float, colluding: float) -> None:
+    """Colluders make none, or one client, a colluder if there are any, knows its own: in every cohort."""
+    mechanism = for_everybody(threshold, colluding)
+    least = mechanism.least_members(mechanism.seen_noise)
+    for drawn in (2, 3, 4, 5, 7, 10, 11, 19, 20, 50, 128):
+        known = mechanism.colluding_of(drawn)
+        assert 2.0 * math.sqrt((drawn - known) / (threshold * drawn)) >= mechanism.published(2.0) * (1 - 1e-9)
+        if least is not None and drawn >= least:
+            left = 2.0 * math.sqrt((drawn - max(1, known)) / (threshold * drawn))
+            assert left >= mechanism.seen_noise * (1 - 1e-9)
 
 
 def test_a_client_with_nothing_of_use_still_makes_its_share_of_the_noise() -> None:
