@@ -71,6 +71,20 @@ def test_classes_that_are_named_do_not_depend_on_the_records() -> None:
         tacit.dataset(rows, features=["age"], label="job", classes=("vet", "cook", "vet"))
 
 
+@pytest.mark.parametrize("odd", ["judge", 3])
+def test_a_label_outside_the_named_classes_is_a_bad_row_like_any_other(odd: Any) -> None:
+    """In the training part and in the test part; what is left does not depend on it."""
+    rows = [{"age": n, "job": ("cook", "vet")[n % 2]} for n in range(20)]
+    named = {"features": ["age"], "label": "job", "classes": ("vet", "cook")}
+    strange = [*rows, {"age": 7, "job": odd}]
+    for train, test, what in ((strange, rows, "among the classes"), (rows, strange, "not among the classes")):
+        with pytest.raises(tacit.UserError, match=what):
+            tacit.dataset(train, test=test, **named)
+        data = tacit.dataset(train, test=test, on_bad="skip", **named)
+        assert "1 bad rows left out" in data.origin and data.label_names == ("vet", "cook")
+        assert data.train.labels.tolist() == data.test.labels.tolist() == [1, 0] * 10
+
+
 def test_the_same_records_come_out_of_every_library() -> None:
     """Each road must give the very same data set: values, classes, users, split."""
     made = {
@@ -155,7 +169,7 @@ def test_a_file_is_a_source_too(tmp_path) -> None:
     ("text", "said"),
     [
         ("who,age,job\nu,1,vet\nv,2,judge\nw,3,vet\n",
-         "people.csv, line 3: 'judge' is not among the classes: vet, spy; correct it, or name it there"),
+         "people.csv, line 3: 'judge' is not among the classes: vet, spy; correct it, name it there (data.classes), or leave"),
         ("who,age,job\n", "people.csv has no records; give a table with some"),
         ("who,age,job\nu,1,vet\nv,2,spy\n", "give a file of others to test on (data.test)"),
         ("who,age,job\nu,1,vet\n", "give a file of others to test on (data.test)"),

@@ -86,6 +86,8 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
                 )
             if not _unlabelled(plain, meaning):
                 known.add(int(plain) if isinstance(plain, float) else plain)
+    if meaning.classes:  # each label by itself is one of them, or none
+        return _coded(sorted(known, key=str), columns, meaning)
     if len({type(v) for v in known}) > 1:
         raise UserError(
             f"label: column {meaning.label!r} holds both numbers and words; make them all one kind"
@@ -96,7 +98,7 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
 
 def _refuse_no_classes(columns: Columns, meaning: Meaning, known: set[Any]) -> None:
     """A column of numbers or names of which each record has its own, or all have the same, is no class."""
-    if meaning.task != "classification" or meaning.classes:
+    if meaning.task != "classification":
         return
     where = f"label: column {meaning.label!r}"
     if len(known) > 10 and 2 * len(known) > len(columns):
@@ -126,10 +128,10 @@ def _coded(found: Sequence[Any], columns: Columns, meaning: Meaning) -> Coding:
     if len(set(classes)) < len(classes):
         raise UserError(f"classes: one is named twice: {', '.join(classes)}")
     beyond = [v for v in found if str(v) not in classes]
-    if beyond:
+    if beyond and not meaning.skip_bad:
         raise UserError(
             f"label: {_place(columns, meaning, beyond[0])}{beyond[0]!r} is not among the classes: "
-            f"{', '.join(classes)}; correct it, or name it there (data.classes)"
+            f"{', '.join(classes)}; correct it, name it there (data.classes), or {SKIP}"
         )
     numbers: dict[Any, int] = {name: number for number, name in enumerate(classes)}
     numbers |= {int(name): n for n, name in enumerate(classes) if _whole(name)}
@@ -276,7 +278,7 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
             )
         return number.astype(np.float32)
     if meaning.task == "token-classification":
-        tags = [_code(coding, str(v), columns, row) for v in value] if coding.codes else value
+        tags = [_code(coding, str(v), columns, row, meaning) for v in value] if coding.codes else value
         found = np.asarray(tags, np.int64)
         if meaning.text and len(found) != (words := len(columns.column(meaning.text[0], "text")[row])):
             raise UserError(f"label: {columns.where(row)}: {len(found)} classes for {words} words")
@@ -286,15 +288,16 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
             return np.asarray(value, np.float32)
         hot = np.zeros(coding.outputs, np.float32)
         for one in value:
-            hot[_code(coding, _plain(one), columns, row)] = 1.0
+            hot[_code(coding, _plain(one), columns, row, meaning)] = 1.0
         return hot
-    return _code(coding, int(value) if isinstance(value, float) else value, columns, row)
+    return _code(coding, int(value) if isinstance(value, float) else value, columns, row, meaning)
 
 
-def _code(coding: Coding, value: Any, columns: Columns, row: int) -> int:
+def _code(coding: Coding, value: Any, columns: Columns, row: int, meaning: Meaning) -> int:
     if value not in coding.codes:
+        why = "not among the classes" if meaning.classes else "in no training record"
         raise UserError(
-            f"label: {columns.where(row)}: class {value!r} is in no training record; known: "
+            f"label: {columns.where(row)}: class {value!r} is {why}; known: "
             f"{', '.join(coding.names[:8])}{' …' if len(coding.names) > 8 else ''}"
         )
     return coding.codes[value]
