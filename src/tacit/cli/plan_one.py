@@ -193,9 +193,8 @@ def _show(console: Console, found: Answer, closed_form: bool) -> None:
         rows.add_row("rounds", f"{found.times:,}")
         protects = "whole clients, " + ("one replaced by another" if q.fixed else "each there or not there")
     else:
-        rows.add_row(
-            "rate", f"{found.event.rate:g} per record and step ({q.batch:,} of {q.examples:,} records)"
-        )
+        drawn = f"{q.batch:,} of {q.examples:,}" if found.event.rate < 1 else f"all {q.examples:,}"
+        rows.add_row("rate", f"{found.event.rate:g} per record and step ({drawn} records)")
         asked = f", {q.queries} gradients each" if q.queries > 1 else ""
         rows.add_row(
             "steps",

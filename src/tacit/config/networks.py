@@ -60,7 +60,15 @@ def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Modul
     sizes = (dataset.shape, dataset.classes)
     if section.hub is not None:
         frozen = section.frozen if weights else "empty"
-        return hub.from_hub(section.hub, *sizes, task == LANGUAGE, config.data.offline, frozen, task == WORDS)
+        return hub.from_hub(
+            section.hub,
+            *sizes,
+            language=task == LANGUAGE,
+            offline=config.data.offline,
+            frozen=frozen,
+            words=task == WORDS,
+            dropout=section.hub_dropout,
+        )
     if section.config is not None:
         return hub.from_config(
             sized_for_tokens(section.config, dataset), *sizes, task == LANGUAGE, task == WORDS

@@ -202,7 +202,7 @@ def from_columns(
     left_out = ""
     if bad:
         first = bad[0].partition(";")[0]  # behind it stands what to do about such rows
-        left_out = f"{len(bad):,} bad rows left out, the first: {first}"
+        left_out = f"{len(bad):,} bad row{'s' * (len(bad) > 1)} left out, the first: {first}"
         origin = f"{origin}; {left_out}"
     classes = 0 if meaning.task == "language" else coding.outputs
     return Dataset(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tacit.data import Batch, Records, batches
 from tacit.engine.contract import Order
 from tacit.engine.device import HOST, Compute
+from tacit.engine.front import Front
 from tacit.engine.local import Gradients
 from tacit.engine.settings import Local
 from tacit.errors import UserError
@@ -51,12 +52,14 @@ class LocalWork:
         augment: batches.Change | None = None,
         losses: list[Tensor] | None = None,
         compute: Compute = HOST,
+        front: Front | None = None,
     ) -> None:
         """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
 
         `descent`: the short way to an SGD step, for plain gradients. `layers`: measure gradients. `augment`:
         what changes a batch, given its records' places and the number of batches before it. `losses` is
-        filled as gradients are asked for, whoever may read it.
+        filled as gradients are asked for, whoever may read it. `front`: the frozen first layers, if `task`
+        can start behind them.
         """
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
@@ -70,7 +73,7 @@ class LocalWork:
         self._initial_personal = initial_personal
         self._descent = descent if local.clip is None and not local.weight_decay and not layers else None
         self._layers = flat.values.new_zeros(len(flat.layout.layer_slices())) if layers else None
-        self._compute = compute
+        self._compute, self._front = compute, front
         self._measured = 0
         self._augment, self._numbers = augment, count()
         self._noted: dict[str, list[float]] = {}
@@ -200,6 +203,8 @@ class LocalWork:
         if parts is None:
             return False
         self._parts, self._asked = [self._compute.batch(part) for part in parts], 0
+        if self._front is not None:
+            self._parts = [self._front.extended(part) for part in self._parts]
         return True
 
 

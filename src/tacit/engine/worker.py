@@ -28,6 +28,7 @@ from tacit.engine.allocator import keep_freed_memory, return_freed_memory
 from tacit.engine.contract import Order, Participant, Report, Tune
 from tacit.engine.csprng import SecretPlaces, csprng, own_generators, refresh_generator, seed_generators
 from tacit.engine.device import HOST, Compute
+from tacit.engine.front import Front
 from tacit.engine.guard import Shown, received
 from tacit.engine.isolation import Pristine
 from tacit.engine.job import TEST_CHUNK, Job, add_sums
@@ -39,6 +40,7 @@ from tacit.errors import ClientError, UserError
 from tacit.gradients import ClippedGradient, plain_gradient
 from tacit.gradients.plain import Descent
 from tacit.privacy import ExampleLevel, SecureSum
+from tacit.tasks import Task
 from tacit.vector import Flat, Vectors
 
 __all__ = [
@@ -75,6 +77,10 @@ class Worker:
         self._bits = np.random.PCG64(0)
         self.flat.module.train()
         flat = self.flat
+        # Records that are changed at random are new ones every time.
+        changed = job.augment is not None
+        self._front = None if changed else Front.of(flat.module, job.task, job.population.records, compute)
+        self._task: Task = job.task if self._front is None else self._front.task
         roots = {"model": flat.module, "task": job.task}
         self._model = Pristine(roots, overwritten=(flat.values, flat.grad, flat.buffers))
         # An algorithm has only what clients send: its own to keep, unless clients are what is protected.
@@ -124,7 +130,7 @@ class Worker:
         losses: list[Tensor] = []
         work = LocalWork(
             flat,
-            job.task,
+            self._task,
             job.population.records,
             own,
             job.local,
@@ -138,6 +144,7 @@ class Worker:
             augment=self._augment(order, client),
             losses=losses,
             compute=self.compute,
+            front=self._front,
         )
         try:
             answer = job.algorithm.client(
@@ -359,20 +366,26 @@ class Worker:
             flat.values.sub_(u.mul_(tune.momentum).add_(flat.grad), alpha=tune.lr)
 
     def _evaluate(self, records: Records, indices: NDArray[Any]) -> dict[str, float]:
-        return evaluate(self.flat.module, self.job, records, indices, self.compute)
+        return evaluate(self.flat.module, self.job, records, indices, self.compute, self._front)
 
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, job: Job, records: Records, indices: NDArray[Any], compute: Compute = HOST
+    model: nn.Module,
+    job: Job,
+    records: Records,
+    indices: NDArray[Any],
+    compute: Compute = HOST,
+    front: Front | None = None,
 ) -> dict[str, float]:
-    """Sums of the task's metrics of a model over some records."""
+    """Sums of the task's metrics of a model over some records; `front`: that of this very model."""
     model.eval()
+    task = job.task if front is None else front.task
     sums: dict[str, float] = {}
     for lo in range(0, len(indices), job.evaluation_batch):
         batch = compute.batch(records.prepare(records.take(indices[lo : lo + job.evaluation_batch])))
         with compute.products():
-            found = job.task.evaluate(model, batch)
+            found = task.evaluate(model, batch if front is None else front.extended(batch, job.task.evaluate))
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + float(value)
     return sums

@@ -47,11 +47,12 @@ def from_hub(
     offline: bool = False,
     frozen: Frozen = "float32",
     words: bool = False,
+    dropout: float | None = None,
 ) -> nn.Module:
     """The pretrained model `name` (see `weights.locate`), with a fresh output layer where it needs one.
 
     Its files are mapped and read once, tensor by tensor, in the type that `frozen` asks for; `empty` reads
-    the config alone.
+    the config alone. `dropout` is for all that its config calls so; with 0 it drops no layers either.
     """
     transformers = library()
     folder = locate(name, offline)
@@ -59,6 +60,7 @@ def from_hub(
     auto = _kind(config, shape, language, words, f"model.hub: {name}")
     _refuse_other_pictures(config, shape, name)
     given: dict[str, Any] = {"use_cache": False} if language else {"num_labels": classes}
+    given |= _dropouts(config, dropout)
     if frozen == "empty":
         for key, value in given.items():
             setattr(config, key, value)
@@ -123,6 +125,18 @@ def from_config(
             return _checked(auto.from_config(built))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"model.config: no {kind} can be built from it ({first_line(error)})") from None
+
+
+def _dropouts(config: Any, dropout: float | None) -> dict[str, float]:
+    """The config's probabilities of dropping something, each with its new value."""
+    if dropout is None:
+        return {}
+    kinds = ("dropout", "pdrop") if dropout else ("drop",)
+    return {
+        key: dropout
+        for key, value in config.to_dict().items()
+        if any(kind in key for kind in kinds) and isinstance(value, int | float) and value is not False
+    }
 
 
 def _four_bits(transformers: Any, heads: Sequence[str]) -> dict[str, Any]:

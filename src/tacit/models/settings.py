@@ -28,7 +28,8 @@ class Model(Open):
 
     name: str | None = None
     hub: str | None = None
-    """A pretrained model of transformers: a folder, a name on the hub, or `minilm`."""
+    """A pretrained model of transformers: a folder, a name on the hub, or `minilm`. `dropout: 0.0` beside it
+    is for all that its own config calls so; then what frozen first layers make of a record is kept."""
     config: dict[str, Any] | str | None = None
     """A transformers config with its model_type, or the path of a config.json: a network without weights."""
     start: str | None = None
@@ -52,11 +53,20 @@ class Model(Open):
         if len(given) != 1:
             named = f"not {' and '.join(given)} together" if given else "none is given"
             raise ValueError(f"give one of name, hub and config ({named})")
-        if self.name is None and self.options:
-            known = ", ".join(type(self).model_fields)
-            raise ValueError(f"unknown key {next(iter(self.options))!r}; known keys are {known}")
+        strange = [] if self.name else [key for key in self.options if key != "dropout" or self.hub is None]
+        if strange:
+            known = ", ".join([*type(self).model_fields, *(["dropout"] if self.hub else [])])
+            raise ValueError(f"unknown key {strange[0]!r}; known keys are {known}")
+        share = self.hub_dropout
+        if share is not None and not (isinstance(share, int | float) and 0 <= share < 1):
+            raise ValueError(f"dropout: give a share from 0 to below 1 (got {share!r})")
         if self.frozen != "float32" and self.lora is None and self.train is None:
             raise ValueError(f"frozen: {self.frozen}, but every parameter is trained; set lora, or train")
         if self.frozen == "4bit" and self.hub is None:
             raise ValueError("frozen: 4bit is for pretrained weights; set hub")
         return self
+
+    @property
+    def hub_dropout(self) -> float | None:
+        """Of a pretrained model, in place of its own; a network by name has it among its options."""
+        return None if self.hub is None else self.options.get("dropout")

@@ -1,0 +1,240 @@
+"""What frozen first layers make of a record, computed once and kept.
+
+Where nothing before some layer of a network is trained and nothing there is random, that layer's input is the
+same in every round: with a trained output layer, or adapters in the last layers alone, nearly all of a step
+is spent on it. A worker computes it the first time it meets a record, and from then on starts in the middle.
+
+- *The same results, kept or not.* Each record goes through the first layers by itself, in its own width.
+  So what is kept depends on that record and the frozen numbers alone, never on who shared its batch, and a
+  record for which there is no room is computed again to the same bits.
+- *Who may.* The layers are the first ones of a `nn.ModuleList`, of code that is torch's, transformers',
+  peft's or ours. A trial at the start, on ones in the shape of one record, must show that no gradient comes
+  back to what they give, that no random number was drawn before it, that no buffer changed, and that a loss
+  keeps every bit when all that the other skipped layers give is NaN. Else everything stays as it is.
+- *No guarantee rests on it.* What is kept enters the rest of the network as one more part of the batch, so
+  that the tape of `tacit.gradients` follows it like any other; it never leaves the worker's memory.
+
+On the CPU in float32 only: elsewhere one record at a time is no way to compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit.data import Batch, Records
+from tacit.engine.device import Compute
+from tacit.gradients import generators
+from tacit.gradients.plain import batch_size
+from tacit.tasks import Task
+
+KEPT = "kept"
+"""The part of a batch that the rest of the network starts from."""
+WORTH = 1_000_000
+"""Numbers that the skipped layers have at least: below, one record at a time costs more than it saves."""
+ROOM = 2 * 2**30
+"""Bytes of outputs that a worker keeps at most."""
+_TRUSTED = ("torch.", "transformers.", "peft.", "tacit.models.")
+
+_FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
+
+Call = Callable[[nn.Module, Batch], Any]
+"""A task's `losses`, or its `evaluate`."""
+
+
+class _Given(nn.Module):
+    """Stands where a frozen layer was, and gives what it is told to; asked for anything else, it is that."""
+
+    value: Tensor | None = None
+
+    def __init__(self, layer: nn.Module, in_tuple: bool) -> None:
+        super().__init__()
+        self.__dict__["layer"], self.in_tuple = layer, in_tuple  # beside the modules: it is none of its own
+
+    def forward(self, hidden: Tensor, *args: Any, **options: Any) -> Any:
+        given = hidden if self.value is None else self.value
+        return (given,) if self.in_tuple else given
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["layer"], name)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A task whose model starts from a batch's `kept`, if there is one."""
+
+    task: Task
+    layers: nn.ModuleList
+    stand_ins: tuple[_Given, ...]
+
+    def losses(self, model: nn.Module, batch: Batch) -> Tensor:
+        with self._resumed(batch) as rest:
+            return self.task.losses(model, rest)
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        with self._resumed(batch) as rest:
+            return self.task.evaluate(model, rest)
+
+    def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return self.task.summarise(sums)
+
+    @contextmanager
+    def _resumed(self, batch: Batch) -> Iterator[Batch]:
+        if KEPT not in batch:
+            yield batch
+            return
+        places, last = self.layers._modules, self.stand_ins[-1]
+        own = dict(places)
+        places.update((str(i), stand_in) for i, stand_in in enumerate(self.stand_ins))
+        last.value = batch[KEPT]
+        try:
+            yield {name: tensor for name, tensor in batch.items() if name != KEPT}
+        finally:
+            last.value = None
+            places.update(own)
+
+
+@dataclass
+class Front:
+    """The frozen first layers of a worker's model, and what they made of the records so far."""
+
+    module: nn.Module
+    original: Task
+    task: Resumed
+    room: int = field(default_factory=lambda: ROOM)
+    """Bytes that may still be kept."""
+    _found: dict[bytes, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: nn.Module, task: Task, records: Records, compute: Compute) -> Front | None:
+        """The front of a model in training mode, if it has one that may be skipped; the most that may."""
+        if not compute.here or compute.precision != "float32" or compute.activation_checkpointing:
+            return None
+        stacks = _stacks(module)
+        if not stacks or not len(records) or not all(_trusted(part) for part in module.modules()):
+            return None
+        first = records.prepare(records.take(np.zeros(1, np.int64)))
+        made_up = {name: torch.ones_like(values) for name, values in first.items()}
+        resumed = None
+        for layers, count in stacks:
+            # Ones may be nothing that this network reads, and it may want more of a layer than its output.
+            with generators.forked(torch.device("cpu")), suppress(*_FAILURES):
+                resumed = _tried(module, task, layers, count, made_up)
+            if resumed is not None:
+                return cls(module, task, resumed)
+        return None
+
+    def extended(self, batch: Batch, call: Call | None = None) -> Batch:
+        """The batch with what the first layers make of each record; `call` is how the model is asked."""
+        size = batch_size(batch)
+        if not size:
+            return batch
+        mode = b"t" if self.module.training else b"e"
+        kept = []
+        for i in range(size):
+            one = {name: values[i : i + 1] for name, values in batch.items()}
+            key = _key(mode, one)
+            hidden = self._found.get(key)
+            if hidden is None:
+                hidden = self._computed(one, call or self.original.losses)
+                if hidden.nbytes <= self.room:
+                    self.room -= hidden.nbytes
+                    self._found[key] = hidden
+            kept.append(hidden)
+        return {**batch, KEPT: torch.cat(kept)}
+
+    @torch.no_grad()
+    def _computed(self, one: Batch, call: Call) -> Tensor:
+        last = self.task.layers[len(self.task.stand_ins) - 1]
+        with generators.forked(torch.device("cpu")), _captured(last) as seen:
+            call(self.module, one)
+        hidden: Tensor = seen[0].output
+        return hidden.clone()
+
+
+def _trusted(part: nn.Module) -> bool:
+    """Whether all that runs when a module is called is known code, hooks included."""
+    hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+    return all(f"{getattr(one, '__module__', '')}.".startswith(_TRUSTED) for one in (type(part), *hooks))
+
+
+def _stacks(module: nn.Module) -> list[tuple[nn.ModuleList, int]]:
+    """Lists of layers with how many of their first are frozen, where that is worth something; most first."""
+    found: list[tuple[int, nn.ModuleList, int]] = []
+    for part in module.modules():
+        if not isinstance(part, nn.ModuleList):
+            continue
+        count = numbers = 0
+        for layer in part:
+            if any(p.requires_grad for p in layer.parameters()):
+                break
+            count += 1
+            numbers += sum(p.numel() for p in layer.parameters())
+        if numbers >= WORTH:
+            found.append((numbers, part, count))
+    return [(part, count) for _, part, count in sorted(found, key=lambda one: -one[0])]
+
+
+def _tried(module: nn.Module, task: Task, layers: nn.ModuleList, count: int, batch: Batch) -> Resumed | None:
+    """The task that skips so many layers, if a trial shows that nothing else changes."""
+    buffers = {name: values.clone() for name, values in module.named_buffers()}
+    before = torch.get_rng_state()
+    with torch.enable_grad(), _captured(layers[count - 1]) as seen:
+        loss = task.losses(module, batch)
+    if len(seen) != 1 or not isinstance(seen[0].output, Tensor):  # called twice, or with more to say
+        return None
+    hidden, drawn, in_tuple = seen[0].output, seen[0].generator, seen[0].in_tuple
+    if hidden.requires_grad or not torch.equal(drawn, before) or len(hidden) != 1:
+        return None
+    if any(not torch.equal(values, buffers[name]) for name, values in module.named_buffers()):
+        return None
+    resumed = Resumed(task, layers, tuple(_Given(layer, in_tuple) for layer in layers[:count]))
+    for stand_in in resumed.stand_ins[:-1]:
+        stand_in.value = torch.full_like(hidden, torch.nan)
+    torch.set_rng_state(before)
+    with torch.no_grad():
+        again = resumed.losses(module, {**batch, KEPT: hidden.detach()})
+    for stand_in in resumed.stand_ins:
+        stand_in.value = None
+    same = torch.equal(loss.detach(), again) and bool(again.isfinite().all())
+    return resumed if same else None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a layer gave, and the state of torch's generator then."""
+
+    output: Any
+    in_tuple: bool
+    generator: Tensor
+
+
+@contextmanager
+def _captured(layer: nn.Module) -> Iterator[list[_Seen]]:
+    seen: list[_Seen] = []
+
+    def capture(_: nn.Module, args: Any, output: Any) -> None:
+        in_tuple = isinstance(output, tuple) and len(output) == 1
+        seen.append(_Seen(output[0] if in_tuple else output, in_tuple, torch.get_rng_state()))
+
+    handle = layer.register_forward_hook(capture)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _key(mode: bytes, one: Batch) -> bytes:
+    """The contents of a record as a model gets them: 128 bits of them, of which no two are alike."""
+    digest = hashlib.blake2b(mode, digest_size=16)
+    for name, values in one.items():
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.contiguous().view(torch.uint8).numpy().data)
+    return digest.digest()
