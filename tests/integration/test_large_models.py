@@ -214,6 +214,27 @@ def test_mistakes_with_a_folder_are_named(tmp_path: Path) -> None:
         hub.from_hub(str(tmp_path / "vit"), (3, 16, 16), 2)
 
 
+def test_dropout_beside_hub_is_for_all_that_the_models_config_calls_so(tmp_path: Path) -> None:
+    from torch import nn
+
+    own = hub.from_config({**ROBERTA, "attention_probs_dropout_prob": 0.2}, (9,), 2)
+    own.save_pretrained(tmp_path / "model")
+
+    def dropouts(**options: Any) -> set[float]:
+        model = hub.from_hub(str(tmp_path / "model"), (9,), 2, **options)
+        config = model.config.to_dict()
+        return {config["hidden_dropout_prob"], config["attention_probs_dropout_prob"]} | {
+            part.p for part in model.modules() if isinstance(part, nn.Dropout)
+        }
+
+    assert dropouts() == {0.1, 0.2}
+    for share in (0.0, 0.3):
+        assert dropouts(dropout=share) == dropouts(dropout=share, frozen="empty") == {share}
+    config = text_config(hub=str(tmp_path / "model"), dropout=0.0)
+    assert config.model.hub_dropout == 0.0 and config.model.options == {"dropout": 0.0}
+    assert text_config(name="vit", dropout=0.5).model.hub_dropout is None, "an option of that network"
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -222,6 +243,8 @@ def test_mistakes_with_a_folder_are_named(tmp_path: Path) -> None:
         ({"hub": "minilm", "rank": 4}, "unknown key 'rank'; known keys are name, hub, config"),
         ({"hub": "minilm", "lora": {"rnk": 4}}, r"model\.lora\.rnk: unknown key; did you mean 'rank'"),
         ({"hub": "minilm", "lora": {"rank": 0}}, r"model\.lora\.rank: must be greater than 0"),
+        ({"hub": "minilm", "dropout": 1.0}, "dropout: give a share from 0 to below 1 .got 1.0"),
+        ({"config": {"model_type": "bert"}, "dropout": 0.0}, "unknown key 'dropout'; known keys are name"),
     ],
 )
 def test_mistakes_in_the_section_are_named(model: dict[str, Any], message: str) -> None:

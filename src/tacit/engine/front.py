@@ -39,7 +39,7 @@ KEPT = "kept"
 """The part of a batch that the rest of the network starts from."""
 WORTH = 1_000_000
 """Numbers that the skipped layers have at least: below, one record at a time costs more than it saves."""
-ROOM = 2 * 2**30
+ROOM = 2**30
 """Bytes of outputs that a worker keeps at most."""
 _TRUSTED = ("torch.", "transformers.", "peft.", "tacit.models.")
 
