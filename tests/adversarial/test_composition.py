@@ -21,6 +21,7 @@ from torch import nn
 
 import tacit
 from conftest import blobs
+from tacit.api import training
 from tacit.config.build import build_job
 from tacit.data import Population
 from tacit.data.identity import Identity, identify
@@ -88,6 +89,77 @@ def test_a_resume_with_a_module_that_was_trained_since_is_refused(config, datase
         "run", rounds=3, dataset=dataset, model=tacit.trained("run", dataset=dataset, model=fresh)
     )
     assert own.finished and len(own.metrics) == 3, "its own module, as far as it had come"
+
+
+@pytest.mark.parametrize("train", [None, ["head"]])
+def test_a_resume_begins_with_the_weights_that_were_paid_for(config, dataset, train) -> None:
+    """A run that was killed before its first checkpoint reads `model.start` anew: if that run went on, its
+    weights have seen more than was carried over. So they have where only a part is in the checkpoint.
+    """
+    tacit.run(config(rounds=2, privacy=CLIENT), "one", dataset=dataset)
+    begun = {**start("one"), "train": train}
+    with pytest.raises(KeyboardInterrupt):
+        claim = config(rounds=2, privacy=CLIENT, model=begun)
+        tacit.run(claim, "killed", dataset=dataset, trackers=[Interrupted()])
+    shutil.copytree("killed", "same")
+    assert tacit.resume("same", dataset=dataset).last("epsilon") == cost((EVENT, 4))
+    tacit.run(config(rounds=1, privacy=CLIENT, model=begun), "saved", dataset=dataset)
+    tacit.resume("one", rounds=5, dataset=dataset)
+    with pytest.raises(tacit.UserError, match="one holds other weights than when killed began"):
+        tacit.resume("killed", dataset=dataset)
+    if train is None:
+        assert tacit.resume("saved", rounds=2, dataset=dataset).last("epsilon") == cost((EVENT, 4))
+    else:
+        with pytest.raises(tacit.UserError, match="one holds other weights than when saved began"):
+            tacit.resume("saved", rounds=2, dataset=dataset)
+
+
+def test_a_start_from_a_run_that_goes_on_meanwhile_pays_for_all_of_it(config, dataset, monkeypatch) -> None:
+    """Whatever happens between reading its weights and reading its ledger."""
+    tacit.run(config(rounds=2, privacy=CLIENT), "one", dataset=dataset)
+
+    def build(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(training, "build_job", build_job)
+        tacit.resume("one", rounds=5, dataset=dataset)
+        return build_job(*args, **options)
+
+    monkeypatch.setattr(training, "build_job", build)
+    tacit.run(config(rounds=1, privacy=CLIENT, model=start("one")), "two", dataset=dataset)
+    assert tacit.statement("two").epsilon == cost((EVENT, 6))
+
+
+def test_weights_in_a_strangers_folder_are_of_unknown_origin(config, dataset) -> None:
+    """A run's folder says what its own weights have seen, and nothing of a file that was put there."""
+    tacit.run(config(rounds=3), "bare", dataset=dataset)
+    tacit.export("bare", "out", dataset=dataset)
+    base = blobs(seed=9)
+    users = np.array([f"other-{user}" for user in base.train.users])
+    records = tacit.ArrayRecords(base.train.x, base.train.y, users=users)
+    others = tacit.Dataset("others", records, base.test, 4, (1, 4, 4))
+    tacit.run(config(rounds=1, privacy=CLIENT), "other", dataset=others)
+    shutil.copyfile("out/model.safetensors", "other/seed.safetensors")
+    Path("mixed").mkdir()
+    shutil.copyfile("out/model.safetensors", "mixed/model.safetensors")
+    shutil.copyfile(Path("other", LINEAGE), Path("mixed", LINEAGE))
+    for place in ("other/seed.safetensors", "mixed", "mixed/model.safetensors"):
+        with pytest.raises(tacit.UserError, match="nothing says which data"):
+            tacit.run(config(privacy=CLIENT, model=start(place)), "two", dataset=dataset)
+
+
+def test_what_one_run_calls_public_is_not_so_for_those_that_begin_with_it(config, dataset) -> None:
+    tacit.run(config(rounds=3, privacy=CLIENT), "one", dataset=dataset)
+    base = blobs(seed=9)
+    users = np.array([f"other-{user}" for user in base.train.users])
+    records = tacit.ArrayRecords(base.train.x, base.train.y, users=users)
+    others = tacit.Dataset("others", records, base.test, 4, (1, 4, 4))
+    tacit.run(config(rounds=1, model=start("one", public=True)), "between", dataset=others)
+    tacit.run(config(rounds=1, privacy=CLIENT, model=start("between")), "two", dataset=dataset)
+    assert tacit.statement("two").epsilon == cost((EVENT, 4))
+    claim = config(rounds=1, privacy=CLIENT, model=start("between", public=True))
+    tacit.run(claim, "declared", dataset=dataset)
+    assert tacit.statement("declared").epsilon == cost((EVENT, 1))
+    tacit.resume("declared", rounds=2, dataset=dataset)
+    assert tacit.statement("declared").epsilon == cost((EVENT, 2))
 
 
 def test_the_budget_counts_what_was_carried_over(config, dataset) -> None:
@@ -439,6 +511,42 @@ def test_an_older_ledger_put_back_is_noticed_by_every_command(config, dataset) -
             look("run")
     with pytest.raises(tacit.UserError, match="holds 2 charges"):
         tacit.run(config(privacy=CLIENT, model=start("run")), "two", dataset=dataset)
+
+
+class Stopped:
+    """A kill without warning after some rounds, as far as files can tell."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def start(self, *about: Any) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None:
+        if record["round"] == self.rounds:
+            shutil.copytree("run", "killed")
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("left", [0, 1, 4])
+def test_charges_that_no_checkpoint_knows_of_are_missed_too(config, dataset, left: int) -> None:
+    """Rounds after the newest checkpoint: a run's metrics tell of five, and its ledger of `left`."""
+    claim = config(rounds=6, privacy=CLIENT, checkpoint={"every": 3 if left > 3 else 6})
+    tacit.run(claim, "run", dataset=dataset, trackers=[Stopped(5)])
+    file = Path("killed", LEDGER)
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 6, "its head, and five rounds"
+    if left:
+        file.write_bytes(b"".join(lines[: 1 + left]))
+        for look in (tacit.statement, lambda folder: tacit.resume(folder, dataset=dataset)):
+            with pytest.raises(tacit.UserError, match=f"ends with round {left}, .* tells of 5"):
+                look("killed")
+    else:
+        file.unlink()
+        with pytest.raises(tacit.UserError, match="is gone, and with it what was spent"):
+            tacit.resume("killed", dataset=dataset)
+    file.write_bytes(b"".join(lines))
+    assert tacit.resume("killed", dataset=dataset).finished
 
 
 # --- public records ---------------------------------------------------------------------------------------

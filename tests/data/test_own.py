@@ -775,3 +775,106 @@ def test_numbers_of_word_classes_are_below_the_number_of_classes() -> None:
     assert tacit.dataset((x, y), task="token-classification", classes=["a", "b", "c", "d"]).classes == 4
     with pytest.raises(tacit.UserError, match="2 is the number of none of 2 classes"):
         tacit.dataset((x, y), task="token-classification", classes=["a", "b"])
+
+
+def test_series_go_by_their_place_and_not_by_their_index() -> None:
+    """As after a shuffle or a split; beside arrays, in dicts of columns, as labels and as users."""
+    pandas = pytest.importorskip("pandas")
+    whole = pandas.DataFrame(
+        {"a": np.arange(40.0), "b": 1.0, "y": np.arange(40) % 2, "who": np.arange(40) % 5}
+    )
+    for frame in (whole.sample(frac=1, random_state=1), whole[::2], whole):
+        x = frame[["a", "b"]]
+        for data in (
+            tacit.dataset((x.to_numpy(), frame.y), user=frame.who, test=(x.to_numpy(), frame.y)),
+            tacit.dataset((x, frame.y), user=frame.who.to_numpy(), test=(x, frame.y)),
+            tacit.dataset(
+                {"a": frame.a.to_numpy(), "y": frame.y, "who": frame.who},
+                features=["a"], label="y", user="who", test=frame,
+            ),
+            tacit.dataset(frame, features=["a", "b"], label="y", user="who", test=frame),
+        ):  # fmt: skip
+            own = data.train.x[:, 0].astype(int)
+            assert own.tolist() == frame.a.astype(int).tolist()
+            assert data.train.labels.tolist() == (own // 2 % 2).tolist()
+            assert [str(who) for who in data.train.users] == [str(n % 5) for n in own]
+    with pytest.raises(tacit.UserError, match="'who' names a column, and a pair"):
+        tacit.dataset((whole[["a"]], whole.y), user="who")
+
+
+HOT = [{"x": float(n), "tags": [n % 2, 1, 0]} for n in range(30)]
+"""Zeros and ones for three classes."""
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ([1, 2, 0], r"row 7: column 'tags' holds \[1, 2, 0\], where others have 3 zeros and ones; mend it"),
+        ([1, 0.5, 0], "where others have 3 zeros and ones"),
+        ([1, 0], "where others have 3 zeros and ones"),
+        ("cat", r"holds 'cat' \(row 7\), and multi-label takes a list"),
+        (None, "row 7: .*'tags' is missing"),
+        ([1, float("nan"), 0], "row 7: something is missing in column 'tags'"),
+    ],
+)
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_bad_row_of_zeros_and_ones_changes_no_other(tags: Any, message: str, part: str) -> None:
+    """It was taken for a list of names, and everybody's targets with it."""
+    rows = [{**row, "tags": tags} if n == 7 else row for n, row in enumerate(HOT)]
+    ask: dict[str, Any] = {"features": ["x"], "label": "tags", "task": "multi-label"}
+    given = {"source": rows, "test": HOT} if part == "train" else {"source": HOT, "test": rows}
+    with pytest.raises(tacit.UserError, match=message):
+        tacit.dataset(**given, **ask)
+    if not isinstance(tags, str):
+        data = tacit.dataset(**given, **ask, on_bad="skip")
+        left = [row["tags"] for n, row in enumerate(HOT) if n != 7]
+        assert getattr(data, part).y.tolist() == left and data.classes == 3
+
+
+def test_lists_of_numbers_may_be_names_of_classes() -> None:
+    rows = [{"x": float(n), "tags": [[1], [0, 2], [2, 1], [0]][n % 4]} for n in range(40)]
+    data = tacit.dataset(rows, features=["x"], label="tags", task="multi-label", test=rows)
+    assert data.label_names == ("0", "1", "2") and data.train.y[:2].tolist() == [[0, 1, 0], [1, 0, 1]]
+    missing = [{**row, "tags": None} if n == 0 else row for n, row in enumerate(rows)]
+    with pytest.raises(tacit.UserError, match=r"row 0: .* is missing"):
+        tacit.dataset(missing, features=["x"], label="tags", task="multi-label", test=rows)
+
+
+@pytest.mark.parametrize(
+    ("y", "advice"),
+    [
+        (np.arange(20)[:, None] % 2, r"y\.ravel\(\)"),
+        (np.eye(3, dtype=int)[np.arange(20) % 3], r"y\.argmax\(1\)"),
+        (np.ones((20, 3), int), "set task: multi-label"),
+    ],
+)
+def test_labels_of_another_shape_are_told_what_to_do(y: Any, advice: str) -> None:
+    with pytest.raises(tacit.UserError, match=advice):
+        tacit.dataset((np.zeros((20, 2)), y))
+
+
+def test_lists_with_something_missing_or_of_other_lengths_are_told_or_skipped() -> None:
+    words = [{"words": ["a", "b"], "t": [0, 1]} for _ in range(12)]
+    words[3] = {"words": ["a", "b"], "t": [0, float("nan")]}
+    told: dict[str, Any] = {
+        "text": "words",
+        "label": "t",
+        "task": "token-classification",
+        "tokenizer": "bytes",
+    }
+    with pytest.raises(tacit.UserError, match="row 3: a class is missing in column 't'"):
+        tacit.dataset(words, test=words[:2], **told)
+    assert len(tacit.dataset(words, test=words[:2], on_bad="skip", **told).train) == 11
+    numbers = [{"x": 1.0, "y": [1.0, 2.0]} for _ in range(12)]
+    numbers[4] = {"x": 1.0, "y": [1.0]}
+    asked: dict[str, Any] = {"features": ["x"], "label": "y", "task": "regression"}
+    with pytest.raises(tacit.UserError, match="row 4: 1 numbers, where the first has 2"):
+        tacit.dataset(numbers, test=numbers[:2], **asked)
+    assert len(tacit.dataset(numbers, test=numbers[:2], on_bad="skip", **asked).train) == 11
+
+
+def test_whose_a_record_is_is_neither_learnt_nor_learnt_from() -> None:
+    rows = [{"x": float(n), "who": n % 3, "y": n % 2} for n in range(20)]
+    for asked in ({"features": ["x"], "label": "who"}, {"features": ["x", "who"], "label": "y"}):
+        with pytest.raises(tacit.UserError, match="'who' says whose a record is"):
+            tacit.dataset(rows, user="who", **asked)

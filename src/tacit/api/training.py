@@ -25,11 +25,18 @@ from tacit.engine import EngineSettings, Job
 from tacit.engine.device import DeviceSettings, devices
 from tacit.errors import UserError
 from tacit.federation import Federation, Result, Settings, Tracker
-from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE, kept_facts
+from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE, kept_facts, newest
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
 from tacit.federation.fitting import refuse_mismatch, refuse_no_train_loss, refuse_odd, refuse_other_task
-from tacit.federation.lineage import Ancestor, ancestry, carried_charges, read_lineage, write_lineage
+from tacit.federation.lineage import (
+    Ancestor,
+    ancestry,
+    carried_charges,
+    read_lineage,
+    recorded_start,
+    write_lineage,
+)
 from tacit.federation.lock import LOCK, locked
 from tacit.federation.passed import (
     OBJECTS,
@@ -40,7 +47,7 @@ from tacit.federation.passed import (
     trained_by,
     write_passed,
 )
-from tacit.federation.start import MODEL, save_weights
+from tacit.federation.start import MODEL, save_weights, weights_hash
 from tacit.federation.trackers import open_tracker
 from tacit.optimizers.server import OptimizerFactory
 from tacit.privacy import Charge, Sampler
@@ -132,16 +139,18 @@ def run(
             )
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         passed = describe(**given, optimizer=optimizer, sampling=sampling)
-        ancestors: list[Ancestor] = []
-        if not config.model.public:
-            places = [config.model.start, *trained_by(model)]
-            ancestors = [ancestor for place in places for ancestor in ancestry(place)]
+        places = [config.model.start, *trained_by(model)]
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         dataset = dataset or build_dataset(config)
         if task is None:
             refuse_other_task(dataset, config.task.name if config.task is not None else dataset.task)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
+        # After the weights were read: a run that goes on meanwhile is charged for more than they show.
+        ancestors = [ancestor for place in places for ancestor in ancestry(place)]
+        if config.model.public:  # of this run; those that begin with its model say for themselves
+            ancestors = [ancestor for ancestor in ancestors if ancestor.data is not None]
+        start = None if config.model.start is None or model is not None else weights_hash(job.model)
         if "model" in passed or (config.model.name or "").startswith(IMPORT):
             refuse_mismatch(job.model, job.task, dataset)
         refuse_no_train_loss(job)
@@ -150,10 +159,11 @@ def run(
         config = resolved(config, job)
         data = identify(config.data.name, job.population, job.public)
         settings = build_settings(config, job.algorithm, engine, optimizer)
-        federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
+        charged = [] if config.model.public else ancestors
+        federation = _federation(config, folder, job, trackers, data, charged, settings, sampling)
         federation.note(_left_out(config, job, dataset))
         try:
-            write_lineage(folder, data, ancestors)
+            write_lineage(folder, data, ancestors, start)
             write_passed(folder, passed)
             if dataset.label_names:
                 write_atomically(folder / LABELS, json.dumps(dataset.label_names, ensure_ascii=False) + "\n")
@@ -229,9 +239,12 @@ def resume(
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
+        if model is None:
+            _refuse_other_start(folder, config, job.model)
         data = identify(config.data.name, job.population, job.public)
         settings = build_settings(config, job.algorithm, engine, optimizer)
-        federation = _federation(config, folder, job, trackers, data, ancestors, settings, sampling)
+        charged = [] if config.model.public else ancestors
+        federation = _federation(config, folder, job, trackers, data, charged, settings, sampling)
         if "rounds" in changed:
             try:
                 write_atomically(folder / CONFIG, sealed_text(configs.dump(recorded)))
@@ -269,6 +282,20 @@ def _refuse_trained_since(folder: Path, model: nn.Module | None, ancestors: Sequ
                 f"model: {place} trained this module, and not yet so when {folder} began; give the one it "
                 "had, or start a new run with this one"
             )
+
+
+def _refuse_other_start(folder: Path, config: Config, model: nn.Module) -> None:
+    """Weights that are read from `model.start` again must be those that the run began with: others may have
+    seen more of its people than its ledger says. A checkpoint of its own has all that is trained.
+    """
+    known = None if config.model.start is None else recorded_start(folder)
+    if known is None or weights_hash(model) == known:
+        return
+    if any(not p.requires_grad for p in model.parameters()) or newest(folder / "checkpoint")[0] is None:
+        raise UserError(
+            f"model.start: {config.model.start} holds other weights than when {folder} began with it (that "
+            "run went on, or its files were changed); restore them, or start a new run"
+        )
 
 
 def _refuse_strangers(folder: Path) -> None:

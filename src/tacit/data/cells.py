@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,9 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
         first = next((v for v in values if v is not None), 0.0)
         return Coding(int(np.size(first)))
     if meaning.task == "token-classification":
-        flat = [_plain(v) for row in values if not _missing(row) for v in np.ravel(row)]
+        flat = [
+            v for row in values if not _missing(row) for v in map(_plain, np.ravel(row)) if not _missing(v)
+        ]
         if any(isinstance(v, str) for v in flat):
             return _coded(sorted({str(v) for v in flat}), columns, meaning)
         most = max((int(v) for v in flat if int(v) >= 0), default=0) + 1
@@ -54,22 +57,23 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
             raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
         return Coding(len(meaning.classes) or most)
     known: set[Any] = set()
-    if meaning.task == "multi-label" and isinstance(values[0], str):
-        raise UserError(
-            f"label: column {meaning.label!r} holds {values[0]!r} ({columns.where(0)}), and multi-label "
-            "takes a list of classes, or of zeros and ones, in each row; parquet and json files have such"
-        )
-    if meaning.task == "multi-label" and np.ndim(values[0]) == 1 and not isinstance(values[0][0:1], str):
-        if all(len(row) == len(values[0]) and set(np.unique(row).tolist()) <= {0, 1} for row in values):
-            return Coding(len(values[0]))
-        known = {_plain(v) for row in values for v in row}
+    if meaning.task == "multi-label":
+        lists = [_list_of_labels(columns, meaning, row) for row in range(len(values))]
+        there = [(row, found) for row, found in enumerate(lists) if found is not None]
+        size = None if meaning.classes else _places([found for _, found in there])
+        if size is not None:
+            odd = next((row for row, found in there if not _hot(found) or len(found) != size), None)
+            if odd is not None and not meaning.skip_bad:
+                raise UserError(_not_hot(columns, meaning, odd, lists[odd], size))
+            return Coding(size)
+        known = {v for _, found in there for v in found}
     else:
         for row, value in enumerate(values):
             plain = _plain(value)
             if isinstance(plain, (list, tuple, set, dict, np.ndarray)):
                 raise UserError(
                     f"label: column {meaning.label!r} holds a list ({columns.where(row)}), which is no "
-                    "class; set task: multi-label, or token-classification for the classes of words"
+                    f"class; {_instead(plain)}"
                 )
             if not meaning.classes and isinstance(plain, str):
                 plain = _decimal(plain)
@@ -94,6 +98,53 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
         )
     _refuse_no_classes(columns, meaning, known)
     return _coded(sorted(known), columns, meaning)
+
+
+def _instead(labels: Any) -> str:
+    """What to do about a list where one class is wanted."""
+    numbers = [v for v in map(_plain, labels) if isinstance(v, int | float)]
+    if len(labels) == 1:
+        return "it has one entry, so take that (of an array y: y.ravel())"
+    if len(numbers) == len(labels) and sorted(numbers) == [0] * (len(labels) - 1) + [1]:
+        return "if it has a single 1, take its place (of an array y: y.argmax(1)); else set task: multi-label"
+    return "set task: multi-label, or token-classification for the classes of words"
+
+
+def _list_of_labels(columns: Columns, meaning: Meaning, row: int) -> list[Any] | None:
+    """The labels of a row of `multi-label`, or None where they are missing; refuses what is no list."""
+    value = columns.column(meaning.label or "", "label")[row]
+    if _missing(_plain(value)):
+        return None
+    if isinstance(value, str | bytes) or np.ndim(value) != 1:
+        raise UserError(
+            f"label: column {meaning.label!r} holds {value!r} ({columns.where(row)}), and multi-label "
+            "takes a list of classes, or of zeros and ones, in each row; parquet and json files have such"
+        )
+    found = [_plain(v) for v in value]
+    if any(_missing(v) for v in found):
+        return None
+    return found
+
+
+def _hot(labels: Sequence[Any]) -> bool:
+    """Whether these are zeros and ones, and not names."""
+    return bool(labels) and all(not isinstance(v, str) and v in (0, 1) for v in labels)
+
+
+def _places(rows: Sequence[Sequence[Any]]) -> int | None:
+    """How many zeros and ones a row has, if that is what most rows are: then any other row is a mistake, and
+    not a list of names.
+    """
+    lengths = Counter(len(labels) for labels in rows if _hot(labels))
+    size, agree = max(lengths.items(), key=lambda one: one[1], default=(0, 0))
+    return size if agree and (agree == len(rows) or (size > 1 and 2 * agree > len(rows))) else None
+
+
+def _not_hot(columns: Columns, meaning: Meaning, row: int, found: Any, size: int) -> str:
+    return (
+        f"label: {columns.where(row)}: column {meaning.label!r} holds {found!r}, where others have {size} "
+        f"zeros and ones; mend it, {SKIP}, or name the classes if these are numbers of classes (classes)"
+    )
 
 
 def _refuse_no_classes(columns: Columns, meaning: Meaning, known: set[Any]) -> None:
@@ -276,18 +327,36 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
             raise UserError(
                 f"label: {columns.where(row)}: {value!r} is not a finite number that float32 holds"
             )
+        if number.size != coding.outputs:
+            raise UserError(
+                f"label: {columns.where(row)}: {number.size} numbers, where the first has {coding.outputs}; "
+                f"make them equal, or {SKIP}"
+            )
         return number.astype(np.float32)
     if meaning.task == "token-classification":
+        if any(_missing(v) for v in map(_plain, np.ravel(value))):
+            raise UserError(
+                f"label: {columns.where(row)}: a class is missing in column {meaning.label!r}; fill it in, "
+                f"or {SKIP}"
+            )
         tags = [_code(coding, str(v), columns, row, meaning) for v in value] if coding.codes else value
         found = np.asarray(tags, np.int64)
         if meaning.text and len(found) != (words := len(columns.column(meaning.text[0], "text")[row])):
             raise UserError(f"label: {columns.where(row)}: {len(found)} classes for {words} words")
         return found
     if meaning.task == "multi-label":
+        labels = _list_of_labels(columns, meaning, row)
+        if labels is None:
+            raise UserError(
+                f"label: {columns.where(row)}: something is missing in column {meaning.label!r}; fill it in, "
+                f"or {SKIP}"
+            )
         if not coding.codes:
-            return np.asarray(value, np.float32)
+            if not _hot(labels) or len(labels) != coding.outputs:
+                raise UserError(_not_hot(columns, meaning, row, labels, coding.outputs))
+            return np.asarray(labels, np.float32)
         hot = np.zeros(coding.outputs, np.float32)
-        for one in value:
+        for one in labels:
             hot[_code(coding, _plain(one), columns, row, meaning)] = 1.0
         return hot
     return _code(coding, int(value) if isinstance(value, float) else value, columns, row, meaning)

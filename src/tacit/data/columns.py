@@ -120,11 +120,20 @@ def _refuse_equal_names(names: Iterable[Any], what: str) -> None:
 
 
 def _checked(values: dict[str, Sequence[Any]], what: str) -> Columns:
+    values = {name: _by_position(column) for name, column in values.items()}
     lengths = {name: len(column) for name, column in values.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise UserError(f"{what}: columns differ in length ({told})")
     return Columns(values)
+
+
+def _by_position(column: Any) -> Sequence[Any]:
+    """A column whose entries are numbered 0, 1, 2, …: those of a pandas Series go by its index, which a
+    shuffle or a split has left as it was.
+    """
+    found: Sequence[Any] = column.to_numpy() if hasattr(column, "to_numpy") else column
+    return found
 
 
 def are_columns(source: Mapping[Any, Any]) -> bool:

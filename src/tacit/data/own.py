@@ -131,7 +131,11 @@ def dataset(
         tuple(map(str, classes)),
     )
     if (pair := pair_of(source)) is not None:
-        columns = of_pair(pair, None if isinstance(user, str) else user, "source")
+        if isinstance(user, str):
+            raise UserError(
+                f"user: {user!r} names a column, and a pair (x, y) has none; give one entry for each record"
+            )
+        columns = of_pair(pair, user, "source")
         tested = None if test is None else of_pair(pair_of(test) or refuse_pair(test), None, "test")
         meaning = replace(meaning, label="y", user=None if user is None else "user")
         if not texts:
@@ -185,6 +189,11 @@ def from_columns(
         raise UserError(
             f"{name}: column {meaning.label!r} is what is to be learnt, so it must not be learnt from; take "
             "it out of the others, or name another label"
+        )
+    if meaning.user is not None and meaning.user in (meaning.label, *used):
+        raise UserError(
+            f"{name}: column {meaning.user!r} says whose a record is (user); a model must neither learn it "
+            "nor learn from it; name another column"
         )
     if test is None:
         users = None if meaning.user is None else columns.values.get(meaning.user)

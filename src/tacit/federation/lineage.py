@@ -14,8 +14,9 @@ from typing import Any
 
 from tacit.data.identity import Identity
 from tacit.errors import UserError
-from tacit.federation.checkpoint import LINEAGE
+from tacit.federation.checkpoint import CONFIG, LINEAGE
 from tacit.federation.files import sealed, unsealed, write_atomically
+from tacit.federation.start import MODEL
 from tacit.federation.statements import LEDGER, read_ledger
 from tacit.privacy import Carried, Charge, Header, Part, replay
 from tacit.privacy.events import plain_event, read_event
@@ -34,9 +35,17 @@ class Ancestor:
     charge: Charge | None = None
 
 
-def write_lineage(folder: Path, data: Identity, ancestors: Sequence[Ancestor]) -> None:
-    """Write down a run's data and where its model comes from, before its first round."""
-    plain = {"data": data.to_json(), "ancestors": [_plain(ancestor) for ancestor in ancestors]}
+def write_lineage(
+    folder: Path, data: Identity, ancestors: Sequence[Ancestor], start: str | None = None
+) -> None:
+    """Write down a run's data and where its model comes from, before its first round; `start` is the hash of
+    the weights that `model.start` gave it.
+    """
+    plain = {
+        "data": data.to_json(),
+        "ancestors": [_plain(ancestor) for ancestor in ancestors],
+        "start": start,
+    }
     write_atomically(folder / LINEAGE, sealed(plain))
 
 
@@ -49,17 +58,26 @@ def read_lineage(folder: Path) -> tuple[Identity, list[Ancestor]]:
         raise UserError(f"{folder / LINEAGE} cannot be read ({error}); restore it") from None
 
 
+def recorded_start(folder: Path) -> str | None:
+    """The hash of the weights that a run began with, if they came from elsewhere and it was written down."""
+    found: str | None = unsealed(read_text(folder / LINEAGE)).get("start")
+    return found
+
+
 def ancestry(start: str | Path | None) -> list[Ancestor]:
     """All runs that a model from `start` has seen: the run that made it, and those before that.
 
-    `start` may be a run's folder, or the file of weights inside it. Weights that stand alone, and exports, do
-    not tell what they were trained on: a private run takes them only if the config calls them public.
+    `start` may be a run's folder, or the file of weights that the run itself left there. Weights that stand
+    alone, exports, and other files put into a run's folder, do not tell what they were trained on: a private
+    run takes them only if the config calls them public. Asked after the weights were read, it tells of all
+    that they may have seen, also if that run goes on meanwhile.
     """
     if start is None:
         return []
     place = Path(start).expanduser()
     folder = place if place.is_dir() else place.parent
-    if not (folder / LINEAGE).exists():
+    own = place.is_dir() or place.name == MODEL
+    if not own or not all((folder / name).exists() for name in (LINEAGE, CONFIG)):
         return [Ancestor()]
     data, before = read_lineage(folder)
     if not (folder / LEDGER).exists():

@@ -16,6 +16,8 @@ from tacit.federation.statements import (
     SEEN_SPENT,
     SPENT,
     refuse_less_than_saved,
+    refuse_less_than_told,
+    rounds_told,
     write_statement,
 )
 from tacit.privacy import Charge, Ids, Ledger, Mechanism, Workload
@@ -55,8 +57,9 @@ class Spending:
         """The run begins, or goes on from a checkpoint that `saved` these facts about its ledgers."""
         if self._mechanism is None:
             return
-        for name, needed in ((SPENT, LEDGER), (SEEN_SPENT, SEEN)):
-            if saved.get(name) and not (self._folder / needed).exists():
+        told = rounds_told(self._folder)
+        for known, needed in ((saved.get(SPENT) or told, LEDGER), (saved.get(SEEN_SPENT), SEEN)):
+            if known and not (self._folder / needed).exists():
                 raise UserError(
                     f"{self._folder / needed} is gone, and with it what was spent; restore it, then resume"
                 )
@@ -67,6 +70,7 @@ class Spending:
         self.ledger = Ledger.open(self._folder / LEDGER, header, self._carried)
         try:
             refuse_less_than_saved(self.ledger.contents, saved.get(SPENT, {}))
+            refuse_less_than_told(self.ledger.contents, self._folder)
             if seen is not None:
                 self.seen = Ledger.open(self._folder / SEEN, seen)
                 refuse_less_than_saved(self.seen.contents, saved.get(SEEN_SPENT, {}))

@@ -44,6 +44,11 @@ def save_weights(model: nn.Module, file: Path) -> None:
         raise UserError(f"{file}: cannot be written ({error}); make room, then resume") from None
 
 
+def weights_hash(model: nn.Module) -> str:
+    """A hash of all that a module's state holds."""
+    return _hash({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
+
+
 def _hash(state: dict[str, Tensor]) -> str:
     found = sha256()
     for name, tensor in sorted(state.items()):

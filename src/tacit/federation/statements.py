@@ -14,6 +14,7 @@ from typing import Any
 from tacit.errors import UserError
 from tacit.federation import checkpoint
 from tacit.federation.files import sealed, unsealed, write_atomically
+from tacit.federation.tracking import METRICS, metrics_lines
 from tacit.privacy import Ledger, Mechanism, replay
 from tacit.privacy.composition import compose
 from tacit.privacy.ledger import Contents, Tally
@@ -85,10 +86,12 @@ def read_statement(folder: Path, groups: Sequence[int] = ()) -> Statement:
 
 
 def read_ledger(folder: Path, name: str = LEDGER) -> Contents:
-    """A run's ledger, every line checked, and not shorter than any of its checkpoints says."""
+    """A run's ledger, every line checked, and not shorter than its checkpoints and its metrics say."""
     contents = Ledger.read(folder / name)
     for facts in checkpoint.kept_facts(folder / "checkpoint"):
         refuse_less_than_saved(contents, facts.get(SPENT if name == LEDGER else SEEN_SPENT, {}))
+    if name == LEDGER:
+        refuse_less_than_told(contents, folder)
     return contents
 
 
@@ -106,6 +109,23 @@ def refuse_less_than_saved(contents: Contents, saved: Mapping[str, Any]) -> None
         raise UserError(
             f"{contents.path} is not the ledger that the checkpoint was saved with (a copy of this run went "
             "on by itself, or another ledger was put here); restore the one that belongs here"
+        )
+
+
+def rounds_told(folder: Path) -> int:
+    """How many rounds a run's metrics tell of: each of them was charged before."""
+    told = (record.get("round", 0) for record in metrics_lines(folder / METRICS) if record is not None)
+    return max((round for round in told if isinstance(round, int)), default=0)
+
+
+def refuse_less_than_told(contents: Contents, folder: Path) -> None:
+    """Refuse a ledger without the last rounds, of which no checkpoint knows yet."""
+    charged = max((charge.round + 1 for charge in contents.charges if charge.carried is None), default=0)
+    told = rounds_told(folder)
+    if told > charged:
+        raise UserError(
+            f"{contents.path} ends with round {charged}, and {folder / METRICS} tells of {told}: charges are "
+            "missing at its end; restore the newest one"
         )
 
 

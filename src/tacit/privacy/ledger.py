@@ -23,9 +23,10 @@ Rules
 -----
 - A round that is repeated after a crash is charged again: nobody knows what the first one let out.
 - Every line holds the hash of the line before it, a random number and its own hash, over exactly the bytes
-  that are there; keys and types are as they must be or the file is refused. So a changed, missing or moved
-  line is noticed, and two copies of a ledger that both went on can be told from each other even if they
-  charged the same.
+  that are there; keys and types are as they must be or the file is refused. So a changed or moved line is
+  noticed, and one that is missing before others; a run's checkpoints and metrics tell of lines that are
+  missing at the end (`federation.statements`), unless somebody cuts all of these files. Two copies of a
+  ledger that both went on can be told from each other even if they charged the same.
 - A last line that is cut off belongs to a charge that never returned, so nothing was released for it. It is
   counted all the same, as the most expensive charge the run could have made.
 - The file is created with its first line in one step, only if there is none, and locked before it is read or
