@@ -185,6 +185,20 @@ def test_a_file_that_cannot_be_used_is_told_where_and_what_to_do(tmp_path, text:
     assert said in str(refused.value)
 
 
+def test_a_task_that_does_not_exist_is_told_before_a_table_is_read(tmp_path) -> None:
+    """It was taken for classification by whoever only looks at the data."""
+    from tacit.config.build import build_dataset
+
+    config = tacit.load({
+        "rounds": 1, "task": "regresion", "model": "mlp", "cohort": 1,
+        "local": {"steps": 1, "batch": 1, "lr": 0.1},
+        "data": {"name": "table", "path": str(tmp_path / "none.csv"), "features": ["age"], "label": "job",
+                 "partition": {"kind": "iid", "clients": 2}},
+    })  # fmt: skip
+    with pytest.raises(tacit.UserError, match="unknown task 'regresion'; did you mean 'regression'"):
+        build_dataset(config)
+
+
 @pytest.mark.parametrize("network", ["logistic", "mlp"])
 def test_texts_are_refused_where_a_model_takes_numbers(config, network, tmp_path) -> None:
     data = tacit.dataset(ROWS, text="note", label="job", tokenizer="bytes", name="notes")

@@ -1,6 +1,7 @@
 """Planning: answers are the best that keep the promise, and the command's interface."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -197,3 +198,10 @@ def test_three_digit_numbers_are_counted_without_gaps() -> None:
     assert all(float(f"{v:.2e}") == v for v in values)
     for index in (1, 99, 100, 999, 1000, 1899, 1900, 2500):
         assert _index(_noise(index) * 1.0000001) == index
+
+
+def test_an_answer_that_bounds_next_to_nothing_is_told() -> None:
+    asked = Question(rate=0.1, rounds=2, delta=1e-5, noise=1.0)
+    assert not answer(asked).warnings()
+    (warning,) = answer(replace(asked, noise=1e-2)).warnings()
+    assert warning.startswith("ε above 20 bounds next to nothing")

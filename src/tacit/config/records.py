@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tacit import data
+from tacit import data, tasks
 from tacit.config.imports import made
 from tacit.config.schema import Config
 from tacit.data import Dataset, TextRecords, Tokenizer
@@ -72,7 +72,10 @@ def _table(config: Config) -> Dataset:
     if section.path is None:
         raise UserError("data.path: a table needs the path of its file")
     format = Format(section.delimiter, section.encoding, section.missing)
-    task = config.task.name if config.task is not None and config.task.name in TASKS else "classification"
+    task = "classification"
+    if config.task is not None and not config.task.name.startswith(IMPORT):
+        tasks.build(config.task.name, **config.task.options)  # one that does not exist is told here
+        task = config.task.name if config.task.name in TASKS else task
     meaning = Meaning(
         features=section.features,
         text=section.text,

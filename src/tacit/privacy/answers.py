@@ -79,12 +79,14 @@ class Answer:
 
     def warnings(self) -> list[str]:
         """What is allowed but probably not meant."""
-        q = self.question
+        from tacit.privacy.statement import weak  # it knows all mechanisms, which a plan need not
+
+        q, found = self.question, weak(self.epsilon.value)
         units = q.population if q.unit == "client" else q.examples
         if units is None or q.delta < 1 / units:
-            return []
+            return found
         what = "clients" if q.unit == "client" else "records"
-        return [f"δ = {q.delta:g} is not below 1 ÷ {units:,} {what}; choose a smaller one"]
+        return [f"δ = {q.delta:g} is not below 1 ÷ {units:,} {what}; choose a smaller one", *found]
 
     def closed_form(self) -> float:
         """Noise by the DP²-FedSAM paper's formula for this ε; for comparison only."""

@@ -187,12 +187,13 @@ def state(
         observers=said.observers if server is None else (*said.observers, server),
         not_covered=said.not_covered,
         groups=tuple(groups),
-        warnings=(*warnings, *_weak(epsilon.value)),
+        warnings=(*warnings, *weak(epsilon.value)),
         metrics=said.metrics,
     )
 
 
-def _weak(epsilon: float) -> list[str]:
+def weak(epsilon: float) -> list[str]:
+    """A warning of an ε that bounds next to nothing."""
     if not WEAK < epsilon < math.inf:
         return []
     return [f"ε above {WEAK:g} bounds next to nothing: raise the noise, or run fewer rounds"]

@@ -84,7 +84,10 @@ def exceeds(spend: Spend, budget: float, delta: float) -> bool:
 def check_delta(delta: float) -> None:
     """Refuse what is no probability."""
     if not 0 < delta < 1:
-        raise UserError(f"δ = {delta} is not a probability; choose 0 < δ < 1, well below 1 ÷ population")
+        raise UserError(
+            f"δ = {delta:g} is not a probability between 0 and 1, for which Gaussian noise has a guarantee; "
+            "choose 0 < δ < 1, well below 1 ÷ population"
+        )
 
 
 @lru_cache(maxsize=4096)
