@@ -135,10 +135,10 @@ def test_what_is_kept_of_a_record_does_not_depend_on_its_neighbours_nor_on_what_
     whole = front_of(model).extended(records.batch)[KEPT]
     for chosen in ([3], [3, 4], [19, 3, 0], list(range(20))[::-1]):
         fresh, none = front_of(model), front_of(model)
-        none.room = 0
+        none.outputs.room = 0
         for found in (fresh, none, fresh, none):
             assert torch.equal(found.extended(records.take(chosen))[KEPT], whole[chosen])
-        assert not none._found and len(fresh._found) == len(chosen)
+        assert not none.outputs.found and len(fresh.outputs.found) == len(chosen)
 
 
 def test_a_record_is_computed_once_and_no_more_is_kept_than_there_is_room_for() -> None:
@@ -146,10 +146,10 @@ def test_a_record_is_computed_once_and_no_more_is_kept_than_there_is_room_for() 
     found, asked = front_of(model), []
     model.bert.encoder.layer[0].register_forward_hook(lambda *_: asked.append(1))
     one = found.extended(records.take([0]))[KEPT]
-    found.room = 2 * one.nbytes
+    found.outputs.room = 2 * one.nbytes
     for _ in range(3):
         found.extended(records.take([0, 1, 2, 3]))
-    assert len(found._found) == 3 and found.room == 0
+    assert len(found.outputs.found) == 3 and found.outputs.room == 0
     assert len(asked) == 1 + 3 + 1 + 1, "the last of them, which has no room, every time"
 
 
@@ -164,7 +164,7 @@ def test_training_and_judging_are_kept_apart_and_draws_go_on_as_if_nothing_had_b
     assert torch.equal(losses(model, found.task, found.extended(records.batch)), first)
     model.eval()
     judged = found.task.evaluate(model, found.extended(records.batch, TASK.evaluate))
-    assert len(found._found) == 8
+    assert len(found.outputs.found) == 8
     expected = TASK.evaluate(model, records.batch)
     assert all(torch.allclose(judged[name], expected[name]) for name in expected)
 
@@ -179,6 +179,42 @@ def test_the_network_is_itself_again_after_every_pass_also_after_one_that_fails(
         found.task.losses(model, {**batch, "y": batch["y"].float()})
     assert [a is b for a, b in zip(layers, before, strict=True)] == [True] * 3
     assert list(model.state_dict()) == names and not any(s.value is not None for s in found.task.stand_ins)
+
+
+def test_a_run_goes_on_with_what_the_one_before_kept_where_the_frozen_numbers_are_the_same() -> None:
+    """Whatever else outputs depend on makes another network of it: its numbers, its settings, who asks."""
+    records, asked = texts(6), []
+
+    def continued(task: Any = TASK, scale: float = 1.0, head: float = 1.0, **changed: Any) -> Tensor:
+        model = network(**changed)
+        with torch.no_grad():
+            model.bert.encoder.layer[1].output.dense.weight[3, 3] *= scale
+            model.classifier.weight *= head
+        found = front_of(model, task=task).continued()
+        model.bert.encoder.layer[0].register_forward_hook(lambda *_: asked.append(1))
+        return found.extended(records.batch)[KEPT]
+
+    def computed(**given: Any) -> int:
+        asked.clear()
+        kept = continued(**given)
+        answers = len(asked)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(front, "_latest", {})
+            assert torch.equal(kept, continued(**given)), "as if nothing had been kept"
+        return answers
+
+    class Own(Classification):
+        """Nobody knows what it does."""
+
+    assert computed() == 6
+    assert computed(head=2.0) == 0, "the output layer is trained: it has no part in what is kept"
+    assert computed(scale=1.001) == 6
+    assert computed() == 6, "one network at a time"
+    assert computed(layer_norm_eps=1e-3) == 6
+    assert computed(hidden_act="relu") == 6
+    assert computed(task=Classification(("f1",))) == 6
+    assert computed(task=Own()) == 6
+    assert computed(task=Own()) == 6
 
 
 class Mixing(nn.Module):

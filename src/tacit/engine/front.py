@@ -11,6 +11,8 @@ is spent on it. A worker computes it the first time it meets a record, and from 
   peft's or ours. A trial at the start, on ones in the shape of one record, must show that no gradient comes
   back to what they give, that no random number was drawn before it, that no buffer changed, and that a loss
   keeps every bit when all that the other skipped layers give is NaN. Else everything stays as it is.
+- *Whoever comes next.* A process keeps the outputs of its last network, so that the runs of a sweep, which
+  begin with the same frozen numbers, compute them once.
 - *No guarantee rests on it.* What is kept enters the rest of the network as one more part of the batch, so
   that the tape of `tacit.gradients` follows it like any other; it never leaves the worker's memory.
 
@@ -102,15 +104,31 @@ class Resumed:
 
 
 @dataclass
+class Outputs:
+    """What first layers made of records so far, by mode and contents."""
+
+    room: int = field(default_factory=lambda: ROOM)
+    """Bytes that may still be kept."""
+    found: dict[bytes, Tensor] = field(default_factory=dict)
+
+    def keep(self, key: bytes, hidden: Tensor) -> None:
+        if hidden.nbytes <= self.room:
+            self.room -= hidden.nbytes
+            self.found[key] = hidden
+
+
+_latest: dict[bytes, Outputs] = {}
+"""This process's last network, by what its outputs depend on."""
+
+
+@dataclass
 class Front:
     """The frozen first layers of a worker's model, and what they made of the records so far."""
 
     module: nn.Module
     original: Task
     task: Resumed
-    room: int = field(default_factory=lambda: ROOM)
-    """Bytes that may still be kept."""
-    _found: dict[bytes, Tensor] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=Outputs)
 
     @classmethod
     def of(cls, module: nn.Module, task: Task, records: Records, compute: Compute) -> Front | None:
@@ -131,6 +149,37 @@ class Front:
                 return cls(module, task, resumed)
         return None
 
+    def continued(self) -> Front:
+        """With what this process kept for the run before, if that had the same frozen numbers: the runs of a
+        sweep do.
+        """
+        name = self._name()
+        if name is not None:
+            if name not in _latest:
+                _latest.clear()
+                _latest[name] = self.outputs
+            self.outputs = _latest[name]
+        return self
+
+    def _name(self) -> bytes | None:
+        """Of all that outputs depend on beside the record, if it can be known again: the frozen numbers, the
+        network around them, and who asks.
+        """
+        if not type(self.original).__module__.startswith("tacit.tasks."):
+            return None
+        configs = [part.config for part in self.module.modules() if hasattr(part, "config")]
+        attention = [getattr(config, "_attn_implementation", None) for config in configs]
+        asks = type(self.original), vars(self.original)
+        told = repr((asks, self.module, configs, attention, torch.get_num_threads()))
+        if " at 0x" in told:
+            return None
+        digest = hashlib.blake2b(told.encode(), digest_size=32)
+        for name, values in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if not values.requires_grad:
+                digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+                digest.update(_bytes(values))
+        return digest.digest()
+
     def extended(self, batch: Batch, call: Call | None = None) -> Batch:
         """The batch with what the first layers make of each record; `call` is how the model is asked."""
         size = batch_size(batch)
@@ -141,12 +190,10 @@ class Front:
         for i in range(size):
             one = {name: values[i : i + 1] for name, values in batch.items()}
             key = _key(mode, one)
-            hidden = self._found.get(key)
+            hidden = self.outputs.found.get(key)
             if hidden is None:
                 hidden = self._computed(one, call or self.original.losses)
-                if hidden.nbytes <= self.room:
-                    self.room -= hidden.nbytes
-                    self._found[key] = hidden
+                self.outputs.keep(key, hidden)
             kept.append(hidden)
         return {**batch, KEPT: torch.cat(kept)}
 
@@ -236,5 +283,9 @@ def _key(mode: bytes, one: Batch) -> bytes:
     digest = hashlib.blake2b(mode, digest_size=16)
     for name, values in one.items():
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        digest.update(values.contiguous().view(torch.uint8).numpy().data)
+        digest.update(_bytes(values))
     return digest.digest()
+
+
+def _bytes(values: Tensor) -> memoryview:
+    return values.detach().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -79,7 +79,8 @@ class Worker:
         flat = self.flat
         # Records that are changed at random are new ones every time.
         changed = job.augment is not None
-        self._front = None if changed else Front.of(flat.module, job.task, job.population.records, compute)
+        front = None if changed else Front.of(flat.module, job.task, job.population.records, compute)
+        self._front = None if front is None else front.continued()
         self._task: Task = job.task if self._front is None else self._front.task
         roots = {"model": flat.module, "task": job.task}
         self._model = Pristine(roots, overwritten=(flat.values, flat.grad, flat.buffers))
