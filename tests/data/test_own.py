@@ -795,7 +795,7 @@ def test_series_go_by_their_place_and_not_by_their_index() -> None:
     """As after a shuffle or a split; beside arrays, in dicts of columns, as labels and as users."""
     pandas = pytest.importorskip("pandas")
     whole = pandas.DataFrame(
-        {"a": np.arange(40.0), "b": 1.0, "y": np.arange(40) % 2, "who": np.arange(40) % 5}
+        {"a": np.arange(40.0), "b": 1.0, "y": np.arange(40) // 2 % 2, "who": np.arange(40) % 5}
     )
     for frame in (whole.sample(frac=1, random_state=1), whole[::2], whole):
         x = frame[["a", "b"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tacit import data, tasks
+from tacit import data
 from tacit.config.imports import made
 from tacit.config.schema import Config
 from tacit.data import Dataset, TextRecords, Tokenizer
@@ -74,6 +74,8 @@ def _table(config: Config) -> Dataset:
     format = Format(section.delimiter, section.encoding, section.missing)
     task = "classification"
     if config.task is not None and not config.task.name.startswith(IMPORT):
+        from tacit import tasks  # imports torch, which a plan of other data does without
+
         tasks.build(config.task.name, **config.task.options)  # one that does not exist is told here
         task = config.task.name if config.task.name in TASKS else task
     meaning = Meaning(
