@@ -8,13 +8,15 @@ is 0 but for those bits, a neighbour turns its gradient on or off.
 Here products have at least `ROWS` rows, a number of rows that leaves none over, and a multiple of `COLUMNS`
 where that matters; what is missing is filled up with zeros. How many rows a processor takes at a time is
 found by trial: with MKL on AVX2 any number above 11 will do in float32, and in float64 multiples of four on
-one thread. Convolutions with kernels of one pixel, which torch computes in several ways, are products here.
-Functions of single numbers are computed in whole vectors, so that none of them are left over; so are sums
-over an axis that comes before the records'.
+one thread. Where every record has a matrix of its own, as in attention, a kernel depends on where in memory a
+matrix begins, so all of them begin where a line of the cache does. Convolutions with kernels of one pixel,
+which torch computes in several ways, are products here. Functions of single numbers are computed in whole
+vectors, so that none of them are left over, and in one layout, of which torch has kernels of their own; so
+are sums over an axis that comes before the records'.
 
-This was measured on one thread of a CPU with AVX2, of products on several (`tests/adversarial`), and is
-said of nothing else. Fused attention, recurrent layers, and sums over axes on both sides of the records' are
-as torch computes them.
+This was measured on one thread of CPUs with AVX2 and AVX-512, of products on several (`tests/adversarial`),
+and is said of nothing else. Fused attention, einsum, recurrent layers, and sums over axes on both sides of
+the records' are as torch computes them.
 
 >>> x, weight = torch.randn(2, 17), torch.randn(3, 17)
 >>> linear(x, weight).shape, bool(torch.allclose(linear(x, weight), F.linear(x, weight), atol=1e-5))
@@ -38,6 +40,8 @@ STEPS = (1, 4, 8, 16, 32)
 """Rows of which a processor may need a multiple."""
 VECTOR = 64
 """Numbers that a function takes at a time, at most: two vectors of half precision with AVX-512."""
+LINE = 16
+"""Numbers of float32 in a line of the cache, to whose multiples torch aligns its memory."""
 GRAIN = 32_768
 """Numbers up to which torch computes a function on one thread."""
 _TRIED = ((200, 64), (768, 16), (33, 16))
@@ -71,17 +75,51 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Tensor:
 
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
-    """`torch.matmul`, of rows and one matrix or one vector."""
+    """`torch.matmul`."""
     if input.dim() > 1 and other.dim() == 1:
         return linear(input, other.unsqueeze(0)).squeeze(-1)
     if input.dim() > 1 and other.dim() == 2:
         return linear(input, other.t())
-    return torch.matmul(input, other)
+    if input.dim() == 1 and other.dim() > 2:
+        return linear(other.mT, input.unsqueeze(0)).squeeze(-1)
+    if input.dim() == 2 and other.dim() > 2:
+        return linear(other.mT, input).mT
+    return bmm(input, other) if input.dim() > 2 else torch.matmul(input, other)
+
+
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
+    """`torch.bmm`, or `torch.matmul` of more such axes: a product for each record."""
+    (m, k), n = input.shape[-2:], mat2.shape[-1]
+    if input.device.type != "cpu" or k != mat2.shape[-2]:
+        return torch.matmul(input, mat2)
+    if not any(size % LINE for size in (m * k, k * n, m * n)):
+        return torch.matmul(_in_lines(input), _in_lines(mat2))
+    deep, wide = -k % LINE, -n % LINE
+    y = torch.matmul(_in_lines(F.pad(input, (0, deep))), _in_lines(F.pad(mat2, (0, wide, 0, deep))))
+    return y[..., :n].clone() if wide else y
+
+
+def _in_lines(matrices: Tensor) -> Tensor:
+    """Matrices one behind the other, as they are or turned, the first at the beginning of a line."""
+    dense = matrices.is_contiguous() or matrices.mT.is_contiguous()
+    return matrices if dense and not matrices.storage_offset() % LINE else matrices.clone().contiguous()
 
 
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """`torch.mm`."""
     return matmul(input, mat2)
+
+
+def mv(input: Tensor, vec: Tensor) -> Tensor:
+    """`torch.mv`."""
+    return matmul(input, vec)
+
+
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    """`torch.inner`."""
+    if not input.dim() or other.dim() not in (1, 2):
+        return torch.inner(input, other)
+    return matmul(input, other if other.dim() == 1 else other.t())
 
 
 def _one_pixel(convolution: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -121,11 +159,10 @@ def _in_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def steady(input: Any, *options: Any, **named: Any) -> Tensor:
         others = (*options, *named.values())
         if not isinstance(input, Tensor) or any(isinstance(other, Tensor) for other in others):
-            return function(input, *options, **named)  # of two numbers: a power to a tensor's
+            return _of_two(function, input, *options, **named)
         numbers = input.numel()
-        # As torch shares them out; each of its threads must have whole vectors.
-        step = VECTOR * max(1, min(torch.get_num_threads(), -(-numbers // GRAIN)))
-        if input.device.type != "cpu" or not numbers % step:
+        step = _whole_vectors(numbers)
+        if input.device.type != "cpu" or (input.is_contiguous() and not numbers % step):
             return function(input, *options, **named)
         in_place = named.pop("inplace", False)
         if options and options[-1] is True:  # the last argument of those that have one
@@ -133,6 +170,45 @@ def _in_vectors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         filled = _filled(input.reshape(-1), -numbers % step, 1.0)  # where all of them have a slope
         y = function(filled, *options, **named)[:numbers].view(input.shape)
         return input.copy_(y) if in_place else y.clone()
+
+    return steady
+
+
+def _whole_vectors(numbers: int) -> int:
+    """A multiple of how many numbers has no vector left over, as torch shares them out to its threads."""
+    return VECTOR * max(1, min(torch.get_num_threads(), -(-numbers // GRAIN)))
+
+
+def _of_two(function: Callable[..., Tensor], *operands: Any, **named: Any) -> Tensor:
+    """A function of two numbers, such as a power to a tensor's, in whole vectors."""
+    tensors = [t for t in operands if isinstance(t, Tensor)]
+    if named or any(t.device.type != "cpu" for t in tensors):
+        return function(*operands, **named)
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))  # type: ignore[no-untyped-call]
+    numbers = prod(shape)
+    step = _whole_vectors(numbers)
+    filled = [
+        _filled(t.expand(shape).reshape(-1), -numbers % step, 1.0) if isinstance(t, Tensor) else t
+        for t in operands
+    ]
+    return function(*filled)[:numbers].view(shape).clone()
+
+
+def _pairs(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return functools.wraps(function)(functools.partial(_of_two, function))
+
+
+def _power_of(exponent: Tensor, base: Any) -> Tensor:
+    """`base ** exponent`."""
+    return _of_two(torch.pow, base, exponent)
+
+
+def _written(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function in place, such as `torch.sigmoid_`, by the one that is not."""
+
+    @functools.wraps(function)
+    def steady(input: Tensor, *options: Any, **named: Any) -> Tensor:
+        return input.copy_(function(input.clone(), *options, **named))  # autograd keeps what it was
 
     return steady
 
@@ -192,19 +268,40 @@ def _filled(tensor: Tensor, missing: int, value: float = 0.0) -> Tensor:
     return F.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing), value=value)
 
 
-_FUNCTIONS: list[Callable[..., Tensor]] = [
-    *(F.celu, F.elu, F.gelu, F.logsigmoid, F.mish, F.selu, F.silu, F.softplus),
-    *(torch.sigmoid, Tensor.sigmoid, torch.pow, Tensor.pow, Tensor.__pow__),
-]
+_NAMES = "atanh arctanh celu cosh elu exp2 expit gelu logsigmoid mish pow selu sigmoid silu sinh softplus"
+_HOMES = (torch, Tensor, F, torch.special)
+_FUNCTIONS = {
+    getattr(home, name): _in_vectors(getattr(home, name))
+    for home in _HOMES
+    for name in (*_NAMES.split(), "__pow__")
+    if hasattr(home, name)
+}
 """Those seen to round the last numbers of a tensor in another way than the others, and their kin."""
+_IN_PLACE = {
+    getattr(home, f"{name}_"): _written(_in_vectors(getattr(home, name)))
+    for home in _HOMES
+    for name in _NAMES.split()
+    if hasattr(home, name) and hasattr(home, f"{name}_")
+} | {Tensor.__ipow__: _written(_in_vectors(torch.pow))}
+_TWO = [
+    getattr(home, name)
+    for home in (torch, Tensor)
+    for name in ("arctan2", "atan2", "logaddexp", "logaddexp2")
+]
 
 STEADY: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear,
     torch.addmm: addmm,
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), matmul),
+    **dict.fromkeys((torch.bmm, Tensor.bmm), bmm),
     **dict.fromkeys((torch.mm, Tensor.mm), mm),
+    **dict.fromkeys((torch.mv, Tensor.mv), mv),
+    **dict.fromkeys((torch.inner, Tensor.inner), inner),
     **{convolution: _one_pixel(convolution) for convolution in (torch.conv1d, torch.conv2d)},
-    **{function: _in_vectors(function) for function in _FUNCTIONS},
+    **_FUNCTIONS,
+    **_IN_PLACE,
+    **{function: _pairs(function) for function in _TWO},
+    Tensor.__rpow__: _power_of,
     **{over: _over_columns(over) for over in (torch.sum, Tensor.sum, torch.mean, Tensor.mean)},
 }
 """What the tape runs instead of torch's own; arguments are called what torch calls them."""

@@ -314,10 +314,10 @@ class ExampleLevel(Mechanism):
                 "a person with several records: protection weakens with their number",
                 "records on a kink of the network to the last bit, such as a ReLU's input that rounds to "
                 "just above or below 0, where a device rounds a record's numbers in another way beside other "
-                "records: on one thread of a CPU with AVX2, where it was measured, products, convolutions, "
-                "activations, and sums over axes on one side of the records' do not; sums over axes on both "
-                "sides, convolutions on several threads or in groups, fused attention, recurrent layers, "
-                "models computed record by record, and other devices may",
+                "records: on one thread of a CPU with AVX2 or AVX-512, where it was measured, products, "
+                "convolutions, activations, and sums over axes on one side of the records' do not; sums over "
+                "axes on both sides, convolutions on several threads or in groups, fused attention, einsum, "
+                "recurrent layers, models computed record by record, and other devices may",
                 "a single text where data.pack joined texts: an example is what it joined, and one text less "
                 "moves its neighbours to other examples",
                 "what a model draws for records other than by dropout, bernoulli, uniform, normal_ and "
