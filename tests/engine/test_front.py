@@ -19,7 +19,9 @@ from tacit.engine.front import KEPT, Front
 from tacit.gradients import ClippedGradient
 from tacit.models.hub import from_config
 from tacit.models.lora import Lora, adapt, train_only
+from tacit.models.speech import ctc_transformer
 from tacit.tasks.classification import Classification
+from tacit.tasks.speech import Speech
 
 pytest.importorskip("transformers")
 
@@ -215,6 +217,41 @@ def test_a_run_goes_on_with_what_the_one_before_kept_where_the_frozen_numbers_ar
     assert computed(task=Classification(("f1",))) == 6
     assert computed(task=Own()) == 6
     assert computed(task=Own()) == 6
+
+
+def test_networks_of_the_same_numbers_that_compute_something_else_do_not_share() -> None:
+    """Heads, and the scale of adapters, are attributes: no parameter, config or name of a layer has them."""
+
+    def adapted(alpha: float) -> nn.Module:
+        torch.manual_seed(1)
+        model = from_config(SMALL, (12,), 3)
+        adapt(model, Lora(rank=2, alpha=alpha, targets=("query",)))
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(p, std=3.0)
+        train_only(model, ["head"])
+        return model.train()
+
+    def heard(heads: int) -> nn.Module:
+        torch.manual_seed(1)
+        still = {"dropout": 0.0, "layer_drop": 0.0, "augment": False, "shift": 0.0}
+        model = ctc_transformer((8,), 5, "tiny", heads=heads, **still)
+        train_only(model, ["head"])
+        return model.train()
+
+    frames, sound = torch.full((3,), 30), torch.randn(3, 30, 8)
+    said = {"tokens": torch.full((3, 2), 3), "lengths": torch.full((3,), 2), "y": frames}
+    speech = Rows({"x": sound, "frames": frames, **said})
+    for task, records, networks in (
+        (TASK, texts(3), [adapted(4.0), adapted(64.0)]),
+        (Speech(), speech, [heard(4), heard(2)]),
+    ):
+        for model in networks:
+            found = front_of(model, records, task).continued()
+            alone = front_of(model, records, task)
+            kept = found.extended(records.batch)[KEPT]
+            assert found._name() is not None
+            assert torch.equal(kept, alone.extended(records.batch)[KEPT])
 
 
 class Mixing(nn.Module):

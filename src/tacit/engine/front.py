@@ -25,6 +25,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,10 @@ ROOM = 2**30
 """Bytes of outputs that a worker keeps at most."""
 _TRUSTED = ("torch.", "transformers.", "peft.", "tacit.models.")
 
+_TORCHS = frozenset(vars(nn.Module()))
+"""The attributes that every module has."""
+_UNCLEAR = (" at 0x", "tensor(", "array(", "<locals>", "<lambda>")
+"""In what is told of a network, something that it does not say all about."""
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 
 Call = Callable[[nn.Module, Batch], Any]
@@ -170,11 +175,16 @@ class Front:
         configs = [part.config for part in self.module.modules() if hasattr(part, "config")]
         attention = [getattr(config, "_attn_implementation", None) for config in configs]
         asks = type(self.original), vars(self.original)
-        told = repr((asks, self.module, configs, attention, torch.get_num_threads()))
-        if " at 0x" in told:
+        kinds = [(type(part).__module__, type(part).__qualname__) for part in self.module.modules()]
+        held = {name: value for name, value in _held(self.module) if not name.endswith(".config")}
+        tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        plain = [(name, _told(value)) for name, value in held.items() if name not in tensors]
+        told = repr((asks, self.module, kinds, plain, configs, attention, torch.get_num_threads()))
+        if any(unclear in told for unclear in _UNCLEAR):
             return None
         digest = hashlib.blake2b(told.encode(), digest_size=32)
-        for name, values in (*self.module.named_parameters(), *self.module.named_buffers()):
+        named = (*self.module.named_parameters(), *self.module.named_buffers(), *tensors.items())
+        for name, values in named:
             if not values.requires_grad:
                 digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
                 digest.update(_bytes(values))
@@ -210,6 +220,17 @@ def _trusted(part: nn.Module) -> bool:
     """Whether all that runs when a module is called is known code, hooks included."""
     hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
     return all(f"{getattr(one, '__module__', '')}.".startswith(_TRUSTED) for one in (type(part), *hooks))
+
+
+def _held(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What modules hold beside parameters, buffers and each other, by its place: heads, scales, tables."""
+    for path, part in module.named_modules():
+        yield from ((f"{path}.{name}", value) for name, value in vars(part).items() if name not in _TORCHS)
+
+
+def _told(value: Any) -> str:
+    """What an attribute is; a function by its name."""
+    return f"{value.__module__}.{value.__qualname__}" if isinstance(value, FunctionType) else repr(value)
 
 
 def _stacks(module: nn.Module) -> list[tuple[nn.ModuleList, int]]:
