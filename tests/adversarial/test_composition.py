@@ -26,6 +26,7 @@ from tacit.config.build import build_job
 from tacit.data import Population
 from tacit.data.identity import Identity, identify
 from tacit.federation.lineage import LINEAGE
+from tacit.federation.start import MODEL, save_weights
 from tacit.federation.statements import LEDGER
 from tacit.privacy import PoissonGaussian, epsilon
 from tacit.privacy.ledger import Ledger
@@ -144,6 +145,32 @@ def test_weights_in_a_strangers_folder_are_of_unknown_origin(config, dataset) ->
     for place in ("other/seed.safetensors", "mixed", "mixed/model.safetensors"):
         with pytest.raises(tacit.UserError, match="nothing says which data"):
             tacit.run(config(privacy=CLIENT, model=start(place)), "two", dataset=dataset)
+
+
+def test_weights_under_the_name_of_a_runs_own_are_not_taken_for_them(config, dataset) -> None:
+    """A start from a folder reads the weights in it first, which must be what the run there ended with."""
+    bare = tacit.run(config(rounds=3), "bare", dataset=dataset)
+    base = blobs(seed=9)
+    users = np.array([f"other-{user}" for user in base.train.users])
+    records = tacit.ArrayRecords(base.train.x, base.train.y, users=users)
+    others = tacit.Dataset("others", records, base.test, 4, (1, 4, 4))
+    tacit.run(config(rounds=1, privacy=CLIENT), "other", dataset=others)
+    network = {"name": "mlp", "hidden": [8]}
+    section = {"steps": 2, "lr": 0.5, "batch": 4, "optimizer": "sgd"}
+    seed = tacit.load({"data": {"name": "others"}, "model": network, "pretrain": section})
+    tacit.run(seed, "seed", dataset=others)
+
+    def attempt(place: str, name: str) -> Any:
+        return tacit.run(config(rounds=1, privacy=CLIENT, model=start(place)), name, dataset=dataset)
+
+    assert attempt("seed", "one").finished and attempt("seed/model.safetensors", "two").finished
+    for folder in ("other", "seed"):
+        save_weights(bare.model, Path(folder, MODEL))
+        for place in (folder, f"{folder}/{MODEL}"):
+            with pytest.raises(tacit.UserError, match="nothing says which data"):
+                attempt(place, "three")
+    tacit.resume("seed", dataset=others)
+    assert attempt("seed", "four").finished, "written anew"
 
 
 def test_what_one_run_calls_public_is_not_so_for_those_that_begin_with_it(config, dataset) -> None:

@@ -882,9 +882,36 @@ def test_lists_with_something_missing_or_of_other_lengths_are_told_or_skipped() 
     numbers = [{"x": 1.0, "y": [1.0, 2.0]} for _ in range(12)]
     numbers[4] = {"x": 1.0, "y": [1.0]}
     asked: dict[str, Any] = {"features": ["x"], "label": "y", "task": "regression"}
-    with pytest.raises(tacit.UserError, match="row 4: 1 numbers, where the first has 2"):
+    with pytest.raises(tacit.UserError, match="row 4: 1 numbers, where most have 2"):
         tacit.dataset(numbers, test=numbers[:2], **asked)
     assert len(tacit.dataset(numbers, test=numbers[:2], on_bad="skip", **asked).train) == 11
+
+
+@pytest.mark.parametrize("place", [0, 20])
+def test_what_becomes_of_numbers_and_tags_does_not_depend_on_another_users_record(place: int) -> None:
+    """One who writes them another way is left out, or understood; nobody else's are others for it."""
+
+    def read(rows: list[dict[str, Any]], **asked: Any) -> dict[str, Any]:
+        data = tacit.dataset(rows, test=others[:2], user="who", on_bad="skip", **asked)
+        return {f"{n}": data.train.raw(n) for n in range(len(data.train)) if data.train.users[n] != "z"}
+
+    def same(odd: dict[str, Any], **asked: Any) -> bool:
+        rows = [*others[:place], {**others[0], **odd, "who": "z"}, *others[place:]]
+        before, after = read(others, **asked), read(rows, **asked)
+        return len(before) == 20 and sorted(before.values()) == sorted(after.values())
+
+    others: list[dict[str, Any]] = [
+        {"x": float(n), "y": [float(n)], "words": ["a", "b"], "tags": [0, 1], "who": f"user {n}"}
+        for n in range(20)
+    ]
+    assert same({"y": [1.0, 2.0]}, features=["x"], label="y", task="regression")
+    words = {"text": "words", "label": "tags", "task": "token-classification", "tokenizer": "bytes"}
+    for tags in (["PER", "O"], ["?", "O"], [0, 7]):
+        assert same({"tags": tags}, classes=["O", "PER"], **words)
+    assert same({"tags": ["0", "1"]}, classes=["1", "0"], **words), "numbers that are names of others"
+    some = [{**others[0], "y": [1.0] * (1 + n % 3)} for n in range(9)]
+    with pytest.raises(tacit.UserError, match="lists of 1, 2, 3 numbers"):
+        read(some, features=["x"], label="y", task="regression")
 
 
 def test_whose_a_record_is_is_neither_learnt_nor_learnt_from() -> None:

@@ -12,14 +12,20 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import tacit
+from tacit.config.build import build_job
 from tacit.data.records import Batch
 from tacit.engine import ENGINES, front
+from tacit.engine.contract import Order, Participant
 from tacit.engine.device import HOST, Compute
 from tacit.engine.front import KEPT, Front
+from tacit.engine.isolation import Pristine
+from tacit.engine.worker import Worker
 from tacit.gradients import ClippedGradient
 from tacit.models.hub import from_config
 from tacit.models.lora import Lora, adapt, train_only
+from tacit.models.speech import ctc_transformer
 from tacit.tasks.classification import Classification
+from tacit.tasks.speech import Speech
 
 pytest.importorskip("transformers")
 
@@ -215,6 +221,102 @@ def test_a_run_goes_on_with_what_the_one_before_kept_where_the_frozen_numbers_ar
     assert computed(task=Classification(("f1",))) == 6
     assert computed(task=Own()) == 6
     assert computed(task=Own()) == 6
+
+
+def test_networks_of_the_same_numbers_that_compute_something_else_do_not_share() -> None:
+    """Heads, and the scale of adapters, are attributes: no parameter, config or name of a layer has them."""
+
+    def adapted(alpha: float) -> nn.Module:
+        torch.manual_seed(1)
+        model = from_config(SMALL, (12,), 3)
+        adapt(model, Lora(rank=2, alpha=alpha, targets=("query",)))
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(p, std=3.0)
+        train_only(model, ["head"])
+        return model.train()
+
+    def heard(heads: int) -> nn.Module:
+        torch.manual_seed(1)
+        still = {"dropout": 0.0, "layer_drop": 0.0, "augment": False, "shift": 0.0}
+        model = ctc_transformer((8,), 5, "tiny", heads=heads, **still)
+        train_only(model, ["head"])
+        return model.train()
+
+    frames, sound = torch.full((3,), 30), torch.randn(3, 30, 8)
+    said = {"tokens": torch.full((3, 2), 3), "lengths": torch.full((3,), 2), "y": frames}
+    speech = Rows({"x": sound, "frames": frames, **said})
+    for task, records, networks in (
+        (TASK, texts(3), [adapted(4.0), adapted(64.0)]),
+        (Speech(), speech, [heard(4), heard(2)]),
+    ):
+        for model in networks:
+            found = front_of(model, records, task).continued()
+            alone = front_of(model, records, task)
+            kept = found.extended(records.batch)[KEPT]
+            assert found._name() is not None
+            assert torch.equal(kept, alone.extended(records.batch)[KEPT])
+
+
+SWITCHES = {
+    **SMALL, "model_type": "big_bird", "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 64,
+    "initializer_range": 0.5,
+    "vocab_size": 300,
+}  # fmt: skip
+"""Its attention is sparse, and full from the first text of at most 28 tokens on, for longer ones too."""
+
+
+def of_length(width: int) -> Rows:
+    ids = torch.randint(1, 50, (1, width), generator=torch.Generator().manual_seed(width))
+    return Rows({"input_ids": ids, "attention_mask": torch.ones_like(ids), "y": torch.zeros(1).long()})
+
+
+def test_nothing_is_kept_of_a_network_that_remembers_who_was_there() -> None:
+    """One client's texts must not be in what another, who has some of the same, goes on with."""
+    short, long = of_length(12).batch, of_length(48).batch
+    model = network(**SWITCHES)
+    first = Pristine({"model": model})
+    found = front_of(model, of_length(48))
+    first.restore()
+    alone = found.extended(long)[KEPT]
+    found.outputs.found.clear()
+    losses(model, found.task, found.extended(short))
+    assert KEPT not in found.extended(long) and not found.outputs.found
+    first.restore()
+    assert torch.equal(found.extended(long)[KEPT], alone)
+
+
+@pytest.mark.parametrize("before", [["b" * 10, "a" * 50], ["c" * 60, *["b" * 10] * 6, "a" * 50]])
+def test_what_a_client_sends_does_not_tell_of_the_texts_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str]
+) -> None:
+    """Neither of the first of all records, in whose shape there is a trial, nor of who has the same texts."""
+    sent = []
+    for others in ([], before):
+        monkeypatch.setattr(front, "_latest", {})
+        rows = [{"text": text, "y": 0, "who": "ann"} for text in others]
+        rows += [{"text": "a" * 50, "y": 0, "who": "bob"}] * 2
+        data = tacit.dataset(
+            rows, text="text", label="y", user="who", classes=["0", "1"], tokenizer="bytes", max_length=64
+        )
+        config = tacit.load({
+            "rounds": 1,
+            "data": {"name": "said", "partition": {"kind": "natural"}, "holdout": 0.0},
+            "model": {"config": SWITCHES, "train": ["head"]},
+            "cohort": 1, "local": {"epochs": 3, "batch": 1, "lr": 0.5},
+            "privacy": PRIVATE["client"] | {"clip": 5.0},
+            "engine": {"kind": "in-process"},
+        })  # fmt: skip
+        torch.manual_seed(0)
+        one = build_job(config, tmp_path, None, data)
+        assert one.privacy is not None
+        worker, sums = Worker(one), one.empty_sums()
+        bounding = one.privacy.bounding({}, one.upload_sizes, one.layout, 1)
+        message = {"theta": worker.flat.shared.clone()}
+        for client in range(len(one.population)):  # bob is the last
+            worker.sum(Order(0, 0.5, None, bounding=bounding), message, [Participant(client)], sums)
+        sent.append(sums["delta"].double())
+    assert sent[0].any() and torch.equal(*sent)
 
 
 class Mixing(nn.Module):

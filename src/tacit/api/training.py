@@ -407,8 +407,10 @@ def _saved(config: Config, result: Result) -> Result:
     """A seed model is for others to start from: with its weights by name, beside its config."""
     mark(result.model, result.path)
     last = result.metrics[-1]["round"] if result.metrics else 0
+    seed = config.pretrain is not None and result.finished
+    weights = weights_hash(result.model) if seed else None
     try:
-        write_ending(result.path, Ending(last, result.finished, result.stopped))
+        write_ending(result.path, Ending(last, result.finished, result.stopped, weights))
     except OSError as error:
         raise UserError(
             f"{result.path}: the run is saved, but not how it ended ({error.strerror}); make room on the "
@@ -419,6 +421,6 @@ def _saved(config: Config, result: Result) -> Result:
             write_page(rows([read_run(result.path)]), result.path / PAGE)
         except Exception as error:  # a page is for looking at: none is worth a run
             warnings.warn(f"{result.path / PAGE} could not be made: {error}", RuntimeWarning, stacklevel=2)
-    if config.pretrain is not None and result.finished:
+    if seed:
         save_weights(result.model, result.path / MODEL)
     return result

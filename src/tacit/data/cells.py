@@ -44,18 +44,26 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
         letters = alphabet(meaning.language).tokens
         return Coding(len(letters), tokens=tuple(letters))
     if meaning.task == "regression":
-        first = next((v for v in values if v is not None), 0.0)
-        return Coding(int(np.size(first)))
+        sizes = Counter(int(np.size(v)) for v in values if not _missing(_plain(v)))
+        length, agree = max(sizes.items(), key=lambda one: one[1], default=(1, 1))
+        if sizes and 2 * agree <= sizes.total():
+            told = ", ".join(map(str, sorted(sizes)))
+            raise UserError(
+                f"label: column {meaning.label!r} holds lists of {told} numbers, and no length is that of "
+                "most rows; make them equal"
+            )
+        return Coding(length)
     if meaning.task == "token-classification":
         flat = [
             v for row in values if not _missing(row) for v in map(_plain, np.ravel(row)) if not _missing(v)
         ]
-        if any(isinstance(v, str) for v in flat):
-            return _coded(sorted({str(v) for v in flat}), columns, meaning)
-        most = max((int(v) for v in flat if int(v) >= 0), default=0) + 1
-        if meaning.classes and most > len(meaning.classes):
-            raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
-        return Coding(len(meaning.classes) or most)
+        words = {v for v in flat if isinstance(v, str)}
+        most = max((int(v) for v in flat if v not in words and int(v) >= 0), default=0) + 1
+        if meaning.classes:  # each label by itself is the name of one of them, or its number
+            if most > len(meaning.classes) and not meaning.skip_bad:
+                raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
+            return _coded(sorted(words), columns, meaning)
+        return _coded(sorted({str(v) for v in flat}), columns, meaning) if words else Coding(most)
     known: set[Any] = set()
     if meaning.task == "multi-label":
         lists = [_list_of_labels(columns, meaning, row) for row in range(len(values))]
@@ -329,7 +337,7 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
             )
         if number.size != coding.outputs:
             raise UserError(
-                f"label: {columns.where(row)}: {number.size} numbers, where the first has {coding.outputs}; "
+                f"label: {columns.where(row)}: {number.size} numbers, where most have {coding.outputs}; "
                 f"make them equal, or {SKIP}"
             )
         return number.astype(np.float32)
@@ -339,7 +347,7 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
                 f"label: {columns.where(row)}: a class is missing in column {meaning.label!r}; fill it in, "
                 f"or {SKIP}"
             )
-        tags = [_code(coding, str(v), columns, row, meaning) for v in value] if coding.codes else value
+        tags = [_tag(coding, _plain(v), columns, row, meaning) for v in value] if coding.codes else value
         found = np.asarray(tags, np.int64)
         if meaning.text and len(found) != (words := len(columns.column(meaning.text[0], "text")[row])):
             raise UserError(f"label: {columns.where(row)}: {len(found)} classes for {words} words")
@@ -360,6 +368,17 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
             hot[_code(coding, _plain(one), columns, row, meaning)] = 1.0
         return hot
     return _code(coding, int(value) if isinstance(value, float) else value, columns, row, meaning)
+
+
+def _tag(coding: Coding, value: Any, columns: Columns, row: int, meaning: Meaning) -> int:
+    """The class of a word; where all classes are named, a number is that of one of them, or of no class."""
+    if isinstance(value, str) or not meaning.classes:
+        return _code(coding, str(value), columns, row, meaning)
+    if value >= coding.outputs:
+        raise UserError(
+            f"label: {columns.where(row)}: {value} is the number of none of {coding.outputs} classes"
+        )
+    return int(value)
 
 
 def _code(coding: Coding, value: Any, columns: Columns, row: int, meaning: Meaning) -> int:

@@ -9,8 +9,12 @@ is spent on it. A worker computes it the first time it meets a record, and from 
   record for which there is no room is computed again to the same bits.
 - *Who may.* The layers are the first ones of a `nn.ModuleList`, of code that is torch's, transformers',
   peft's or ours. A trial at the start, on ones in the shape of one record, must show that no gradient comes
-  back to what they give, that no random number was drawn before it, that no buffer changed, and that a loss
-  keeps every bit when all that the other skipped layers give is NaN. Else everything stays as it is.
+  back to what they give, that no random number was drawn before it, that the network holds what it held, and
+  that a loss keeps every bit when all that the other skipped layers give is NaN. Else everything stays as it
+  is.
+- *No memory.* Frequencies that grow with the longest text so far would let a record's outputs tell of others.
+  So nothing is kept, or taken, unless the network holds what it held at first, before a record and after it:
+  a batch for which it does not is left to the whole network.
 - *Whoever comes next.* A process keeps the outputs of its last network, so that the runs of a sweep, which
   begin with the same frozen numbers, compute them once.
 - *No guarantee rests on it.* What is kept enters the rest of the network as one more part of the batch, so
@@ -25,6 +29,8 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import is_
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -45,6 +51,10 @@ ROOM = 2**30
 """Bytes of outputs that a worker keeps at most."""
 _TRUSTED = ("torch.", "transformers.", "peft.", "tacit.models.")
 
+_TORCHS = frozenset(vars(nn.Module()))
+"""The attributes that every module has."""
+_UNCLEAR = (" at 0x", "tensor(", "array(", "<locals>", "<lambda>")
+"""In what is told of a network, something that it does not say all about."""
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError)
 
 Call = Callable[[nn.Module, Batch], Any]
@@ -66,6 +76,26 @@ class _Given(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["layer"], name)
+
+
+class Held:
+    """All that a network holds beside its parameters: attributes, buffers and which parts it is made of."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held = [(part, _things(part)) for part in module.modules()]
+        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+
+    def still(self) -> bool:
+        """Whether these are the same things, and the same numbers; training or not is no matter."""
+        return all(
+            len(now := _things(part)) == len(things) and all(map(is_, now, things))
+            for part, things in self._held
+        ) and all(torch.equal(buffer, first) for buffer, first in self._buffers)
+
+
+def _things(part: nn.Module) -> list[Any]:
+    own = [value for name, value in vars(part).items() if name != "training"]
+    return [*own, *part._modules.values(), *part._buffers.values()]
 
 
 @dataclass(frozen=True)
@@ -128,6 +158,8 @@ class Front:
     module: nn.Module
     original: Task
     task: Resumed
+    first: Held
+    """What the network holds before anybody's record."""
     outputs: Outputs = field(default_factory=Outputs)
 
     @classmethod
@@ -138,15 +170,15 @@ class Front:
         stacks = _stacks(module)
         if not stacks or not len(records) or not all(_trusted(part) for part in module.modules()):
             return None
-        first = records.prepare(records.take(np.zeros(1, np.int64)))
-        made_up = {name: torch.ones_like(values) for name, values in first.items()}
-        resumed = None
+        one = records.prepare(records.take(np.zeros(1, np.int64)))
+        made_up = {name: torch.ones_like(values) for name, values in one.items()}
+        first, resumed = Held(module), None
         for layers, count in stacks:
             # Ones may be nothing that this network reads, and it may want more of a layer than its output.
             with generators.forked(torch.device("cpu")), suppress(*_FAILURES):
                 resumed = _tried(module, task, layers, count, made_up)
             if resumed is not None:
-                return cls(module, task, resumed)
+                return cls(module, task, resumed, first)
         return None
 
     def continued(self) -> Front:
@@ -170,20 +202,27 @@ class Front:
         configs = [part.config for part in self.module.modules() if hasattr(part, "config")]
         attention = [getattr(config, "_attn_implementation", None) for config in configs]
         asks = type(self.original), vars(self.original)
-        told = repr((asks, self.module, configs, attention, torch.get_num_threads()))
-        if " at 0x" in told:
+        kinds = [(type(part).__module__, type(part).__qualname__) for part in self.module.modules()]
+        held = {name: value for name, value in _held(self.module) if not name.endswith(".config")}
+        tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
+        plain = [(name, _told(value)) for name, value in held.items() if name not in tensors]
+        told = repr((asks, self.module, kinds, plain, configs, attention, torch.get_num_threads()))
+        if any(unclear in told for unclear in _UNCLEAR):
             return None
         digest = hashlib.blake2b(told.encode(), digest_size=32)
-        for name, values in (*self.module.named_parameters(), *self.module.named_buffers()):
+        named = (*self.module.named_parameters(), *self.module.named_buffers(), *tensors.items())
+        for name, values in named:
             if not values.requires_grad:
                 digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
                 digest.update(_bytes(values))
         return digest.digest()
 
     def extended(self, batch: Batch, call: Call | None = None) -> Batch:
-        """The batch with what the first layers make of each record; `call` is how the model is asked."""
+        """The batch with what the first layers make of each record, or as it is if they are to be asked
+        again; `call` is how the model is asked.
+        """
         size = batch_size(batch)
-        if not size:
+        if not size or not self.first.still():
             return batch
         mode = b"t" if self.module.training else b"e"
         kept = []
@@ -193,23 +232,37 @@ class Front:
             hidden = self.outputs.found.get(key)
             if hidden is None:
                 hidden = self._computed(one, call or self.original.losses)
+                if hidden is None:
+                    return batch
                 self.outputs.keep(key, hidden)
             kept.append(hidden)
         return {**batch, KEPT: torch.cat(kept)}
 
     @torch.no_grad()
-    def _computed(self, one: Batch, call: Call) -> Tensor:
+    def _computed(self, one: Batch, call: Call) -> Tensor | None:
+        """What the first layers make of a record; None if that left something behind in the network."""
         last = self.task.layers[len(self.task.stand_ins) - 1]
         with generators.forked(torch.device("cpu")), _captured(last) as seen:
             call(self.module, one)
         hidden: Tensor = seen[0].output
-        return hidden.clone()
+        return hidden.clone() if self.first.still() else None
 
 
 def _trusted(part: nn.Module) -> bool:
     """Whether all that runs when a module is called is known code, hooks included."""
     hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
     return all(f"{getattr(one, '__module__', '')}.".startswith(_TRUSTED) for one in (type(part), *hooks))
+
+
+def _held(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What modules hold beside parameters, buffers and each other, by its place: heads, scales, tables."""
+    for path, part in module.named_modules():
+        yield from ((f"{path}.{name}", value) for name, value in vars(part).items() if name not in _TORCHS)
+
+
+def _told(value: Any) -> str:
+    """What an attribute is; a function by its name."""
+    return f"{value.__module__}.{value.__qualname__}" if isinstance(value, FunctionType) else repr(value)
 
 
 def _stacks(module: nn.Module) -> list[tuple[nn.ModuleList, int]]:
@@ -231,7 +284,7 @@ def _stacks(module: nn.Module) -> list[tuple[nn.ModuleList, int]]:
 
 def _tried(module: nn.Module, task: Task, layers: nn.ModuleList, count: int, batch: Batch) -> Resumed | None:
     """The task that skips so many layers, if a trial shows that nothing else changes."""
-    buffers = {name: values.clone() for name, values in module.named_buffers()}
+    first = Held(module)
     before = torch.get_rng_state()
     with torch.enable_grad(), _captured(layers[count - 1]) as seen:
         loss = task.losses(module, batch)
@@ -240,7 +293,7 @@ def _tried(module: nn.Module, task: Task, layers: nn.ModuleList, count: int, bat
     hidden, drawn, in_tuple = seen[0].output, seen[0].generator, seen[0].in_tuple
     if hidden.requires_grad or not torch.equal(drawn, before) or len(hidden) != 1:
         return None
-    if any(not torch.equal(values, buffers[name]) for name, values in module.named_buffers()):
+    if not first.still():
         return None
     resumed = Resumed(task, layers, tuple(_Given(layer, in_tuple) for layer in layers[:count]))
     for stand_in in resumed.stand_ins[:-1]:

@@ -77,13 +77,14 @@ class Worker:
         self._bits = np.random.PCG64(0)
         self.flat.module.train()
         flat = self.flat
+        roots = {"model": flat.module, "task": job.task}
+        self._model = Pristine(roots, overwritten=(flat.values, flat.grad, flat.buffers))
         # Records that are changed at random are new ones every time.
         changed = job.augment is not None
         front = None if changed else Front.of(flat.module, job.task, job.population.records, compute)
         self._front = None if front is None else front.continued()
         self._task: Task = job.task if self._front is None else self._front.task
-        roots = {"model": flat.module, "task": job.task}
-        self._model = Pristine(roots, overwritten=(flat.values, flat.grad, flat.buffers))
+        self._model.restore()  # a trial in the shape of somebody's record leaves nothing to the others
         # An algorithm has only what clients send: its own to keep, unless clients are what is protected.
         protected = job.privacy is not None and not example_level
         self._algorithm = Pristine({"algorithm": job.algorithm} if protected else {})

@@ -21,6 +21,8 @@ class Ending:
     """False when it was interrupted, and a resume goes on."""
     stopped: str | None = None
     """Why it ended before its last round, if it did."""
+    weights: str | None = None
+    """The hash of the weights that it left for others to start from, if it did."""
 
 
 def write_ending(folder: Path, ending: Ending) -> None:

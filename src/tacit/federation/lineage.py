@@ -15,8 +15,9 @@ from typing import Any
 from tacit.data.identity import Identity
 from tacit.errors import UserError
 from tacit.federation.checkpoint import CONFIG, LINEAGE
+from tacit.federation.ending import read_ending
 from tacit.federation.files import sealed, unsealed, write_atomically
-from tacit.federation.start import MODEL
+from tacit.federation.start import MODEL, read_weights, state_hash
 from tacit.federation.statements import LEDGER, read_ledger
 from tacit.privacy import Carried, Charge, Header, Part, replay
 from tacit.privacy.events import plain_event, read_event
@@ -76,8 +77,9 @@ def ancestry(start: str | Path | None) -> list[Ancestor]:
         return []
     place = Path(start).expanduser()
     folder = place if place.is_dir() else place.parent
-    own = place.is_dir() or place.name == MODEL
-    if not own or not all((folder / name).exists() for name in (LINEAGE, CONFIG)):
+    seed = folder / MODEL if place.is_dir() else place
+    a_run = seed.name == MODEL and all((folder / name).exists() for name in (LINEAGE, CONFIG))
+    if not a_run or (seed.exists() and not _left_by(folder, seed)):
         return [Ancestor()]
     data, before = read_lineage(folder)
     if not (folder / LEDGER).exists():
@@ -89,6 +91,12 @@ def ancestry(start: str | Path | None) -> list[Ancestor]:
     return [*before, Ancestor(data, contents.header.unit, _merged(contents))]
 
 
+def _left_by(folder: Path, seed: Path) -> bool:
+    """Whether a run ended with the weights of this file, and nobody put others in their place."""
+    ending = read_ending(folder)
+    return ending is not None and ending.weights == state_hash(read_weights(seed))
+
+
 def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Header) -> list[Charge]:
     """What a run on `data` must carry in its ledger for the model it begins with; refuses what cannot be
     added.
@@ -98,9 +106,9 @@ def carried_charges(ancestors: Sequence[Ancestor], data: Identity, header: Heade
         if ancestor.data is None:
             raise UserError(
                 f"model.start: nothing says which data that model was trained on (there is no {LINEAGE} "
-                "beside it, as in an export), so nobody can say what it shows of those that this run "
-                "protects; start from the run's own folder, or set model.public: true if its data need no "
-                "protection"
+                f"beside it, as in an export, or {MODEL} is not what that run ended with), so nobody can say "
+                "what it shows of those that this run protects; start from the run's own folder, or set "
+                "model.public: true if its data need no protection"
             )
         if ancestor.data.shows(data):
             raise UserError(

@@ -35,7 +35,7 @@ def save_weights(model: nn.Module, file: Path) -> None:
     state = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     partial = file.with_name(file.name + ".partial")
     try:
-        save_file(state, partial, {HASH: _hash(state)})
+        save_file(state, partial, {HASH: state_hash(state)})
         sync(partial)
         partial.replace(file)
         sync(file.parent)
@@ -46,10 +46,13 @@ def save_weights(model: nn.Module, file: Path) -> None:
 
 def weights_hash(model: nn.Module) -> str:
     """A hash of all that a module's state holds."""
-    return _hash({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()})
+    return state_hash(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    )
 
 
-def _hash(state: dict[str, Tensor]) -> str:
+def state_hash(state: dict[str, Tensor]) -> str:
+    """A hash of tensors by name."""
     found = sha256()
     for name, tensor in sorted(state.items()):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -80,7 +83,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             known = (opened.metadata() or {}).get(HASH)
     except (OSError, SafetensorError) as error:
         raise UserError(f"model.start: {file} cannot be read ({error})") from None
-    if known is not None and known != _hash(saved):
+    if known is not None and known != state_hash(saved):
         raise UserError(f"model.start: {file} is damaged: its contents do not match its hash; restore it")
     return saved
 
