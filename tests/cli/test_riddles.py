@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 import tacit
@@ -127,6 +128,17 @@ class Answers(nn.Module):
         return self.wrapped(self.layers(x))
 
 
+class Odd(nn.Module):
+    """A layer of another type than the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
 class Unwraps(Classification):
     """A task of one's own that knows its model's answer."""
 
@@ -150,6 +162,13 @@ def test_a_task_of_ones_own_may_understand_any_answer(config, dataset) -> None:
         (nn.Embedding(10, 4), "cannot read a record of blobs"),
         (Answers(lambda logits: {"logits": logits}), "Answers answers with a dict; let its `forward` return"),
         (Answers(lambda logits: (logits, logits)), "Answers answers with a tuple; let its `forward` return"),
+        (Answers(lambda logits: logits[:, 0]), r"Answers answers one record with a tensor \[1\]; let it be"),
+        (Answers(lambda logits: logits.argmax(1)), r"let it be \[records, 4\], a logit for each"),
+        (
+            nn.Sequential(nn.Flatten(), nn.LazyLinear(4)),
+            "has lazy layers .*pass one batch through",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 4), Odd()), "dtypes .*float16.*float32.*to one"),
     ],
 )
 def test_a_model_that_does_not_fit_is_named(config, dataset, model, message) -> None:
