@@ -345,6 +345,14 @@ def test_a_task_for_other_records_is_refused_before_anything_starts(command, tas
     assert not Path("run").exists()
 
 
+def test_numbers_are_no_classes(config) -> None:
+    x, y = np.random.default_rng(0).random((2, 40, 1)).astype("float32")
+    data = tacit.dataset((x, y[:, 0]), task="regression")
+    with pytest.raises(tacit.UserError, match=r"task: classification .* has float32 labels; set task: reg"):
+        tacit.run(config(task="classification"), "run", dataset=data)
+    assert not Path("run").exists()
+
+
 def test_a_plan_of_absurd_length_is_answered_at_once(command) -> None:
     ask = ["plan", "--rate", "0.1", "--noise", "1", "--delta", "1e-5", "--rounds"]
     for rounds in ("99999999999999999999", "1e9"):

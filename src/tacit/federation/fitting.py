@@ -59,6 +59,12 @@ NEEDS = {"language": ("input_ids", "texts"), "speech": ("frames", "speech")}
 def refuse_other_task(dataset: Dataset, task: str) -> None:
     """Refuse a task that records of this kind cannot be for; told by a test record, which nobody protects."""
     records = dataset.test if len(dataset.test) else dataset.train
+    y = records.y if isinstance(records, ArrayRecords) else None
+    if task == "classification" and y is not None and y.ndim == 1 and y.dtype.kind == "f":
+        raise UserError(
+            f"task: classification learns from classes, and {dataset.name} has {y.dtype} labels; set task: "
+            "regression, or number the classes from 0 as integers"
+        )
     if task not in (*NEEDS, "token-classification") or not len(records):
         return
     batch = records.prepare(records.take(np.array([0])))
