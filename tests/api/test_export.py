@@ -98,6 +98,16 @@ def test_an_adapter_is_loaded_by_peft(tmp_path: Path, base: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_base_that_goes_along_is_loaded_as_its_card_says_wherever_it_is(tmp_path: Path, base: Path) -> None:
+    trained(text_config(hub=str(base), lora={"rank": 2}), tmp_path, texts())
+    away = tmp_path / "another machine"
+    away.mkdir()
+    (tmp_path / "export").rename(away / "export")
+    code = (away / "export" / "README.md").read_text().split("```")[1].removeprefix("python")
+    subprocess.run([sys.executable, "-c", code + "assert model.peft_config"], check=True, cwd=away)
+
+
+@pytest.mark.slow
 def test_a_base_without_a_home_goes_along(tmp_path: Path) -> None:
     config = text_config(config=VIT, lora={"rank": 2})
     ours = trained(config, tmp_path, blobs(side=8))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 import tacit
@@ -127,6 +128,17 @@ class Answers(nn.Module):
         return self.wrapped(self.layers(x))
 
 
+class Odd(nn.Module):
+    """A layer of another type than the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.float16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
 class Unwraps(Classification):
     """A task of one's own that knows its model's answer."""
 
@@ -150,6 +162,13 @@ def test_a_task_of_ones_own_may_understand_any_answer(config, dataset) -> None:
         (nn.Embedding(10, 4), "cannot read a record of blobs"),
         (Answers(lambda logits: {"logits": logits}), "Answers answers with a dict; let its `forward` return"),
         (Answers(lambda logits: (logits, logits)), "Answers answers with a tuple; let its `forward` return"),
+        (Answers(lambda logits: logits[:, 0]), r"Answers answers one record with a tensor \[1\]; let it be"),
+        (Answers(lambda logits: logits.argmax(1)), r"let it be \[records, 4\], a logit for each"),
+        (
+            nn.Sequential(nn.Flatten(), nn.LazyLinear(4)),
+            "has lazy layers .*pass one batch through",
+        ),
+        (nn.Sequential(nn.Flatten(), nn.Linear(16, 4), Odd()), "dtypes .*float16.*float32.*to one"),
     ],
 )
 def test_a_model_that_does_not_fit_is_named(config, dataset, model, message) -> None:
@@ -323,6 +342,14 @@ def test_a_config_or_a_sampler_of_another_kind_is_named(config, dataset) -> None
 def test_a_task_for_other_records_is_refused_before_anything_starts(command, task) -> None:
     Path("c.yaml").write_text(GOOD)
     assert f"task: {task}" in one_line(command("run", "c.yaml", "--set", f"task={task}", "--out", "run"))
+    assert not Path("run").exists()
+
+
+def test_numbers_are_no_classes(config) -> None:
+    x, y = np.random.default_rng(0).random((2, 40, 1)).astype("float32")
+    data = tacit.dataset((x, y[:, 0]), task="regression")
+    with pytest.raises(tacit.UserError, match=r"task: classification .* has float32 labels; set task: reg"):
+        tacit.run(config(task="classification"), "run", dataset=data)
     assert not Path("run").exists()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 
@@ -57,6 +58,20 @@ def test_the_picture_is_a_picture(classes: int, tmp_path: Path) -> None:
     with Image.open(tmp_path / "split.png") as image:
         assert image.format == "PNG" and min(image.size) > 400
     assert [p.name for p in tmp_path.iterdir()] == ["split.png"]
+
+
+def test_the_picture_has_room_for_full_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **_: figures.append(figure) or file.touch())
+    labels, names = np.array([0, 1] * 4), np.repeat(["Jean-Luc de la Rochefoucauld", "Z" * 300], 4)
+    records = ArrayRecords(np.zeros((8, 1)), labels, users=names)
+    people = Population(records, np.array([0, 4, 8]), np.arange(8))
+    split_picture(people, 2, tmp_path / "split.png", names=("bad", "good"))
+    (figure,) = figures
+    figure.draw_without_rendering()
+    drawn = figure.get_tightbbox()
+    assert drawn.x0 >= 0 and drawn.x1 <= figure.get_figwidth(), "nothing is cut off"
+    assert figure.axes[0].get_window_extent().width > 100, "what it is about is drawn"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

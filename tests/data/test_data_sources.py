@@ -350,3 +350,14 @@ def test_options_that_would_be_ignored_are_refused() -> None:
 def test_every_name_comes_with_licence_and_origin() -> None:
     assert {"fashion-mnist-slice", "fashion-mnist", "mnist", "cifar-10"} <= set(names())
     assert all(";" in text for text in names().values())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("", "No columns"), ("t,y\n", "there is no record in it"), ('t,y\n"a,b\n', "EOF inside string")],
+)
+def test_a_file_of_texts_that_cannot_be_read_says_why(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "texts.csv"
+    file.write_text(text)
+    with pytest.raises(UserError, match=rf"cannot be read as csv \(.*{why}"):
+        load("csv", file, text=("t",), label="y", tokens=Tokenisation(Bytes()))

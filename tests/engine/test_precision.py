@@ -78,6 +78,29 @@ def test_runs_in_bf16(method: str) -> None:
     assert torch.allclose(*thetas, atol=0.05)
 
 
+class Wide(nn.Module):
+    """A linear network, trained in `dtype`, of records that are float32."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(16, 4).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1).to(self.layer.weight.dtype)).float()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "dp-fedavg-client"])
+def test_a_model_in_float64_learns_the_same_from_the_same_noise(method: str) -> None:
+    noise = {"privacy.noise": 1.0} if method == "dp-fedavg-client" else {}
+    config = configured(method, {"local.batch": 4, "cohort": 2, **noise})
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        result = tacit.run(config, str(dtype), dataset=blobs(24, side=4), model=Wide(dtype), progress=False)
+        found.append(result.model.layer.weight.detach().double())
+    assert torch.allclose(*found, atol=1e-3)
+
+
 def kept(flat: Flat, batch: dict[str, Tensor]) -> int:
     """Bytes that a step holds between its forward and its backward pass."""
     found: dict[int, int] = {}

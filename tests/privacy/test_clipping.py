@@ -119,11 +119,12 @@ def test_what_is_within_the_bound_is_left_alone_bit_for_bit() -> None:
         assert all(torch.equal(bounded[name], uploads[name]) for name in SIZES)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("grid", [False, True])
-def test_a_clients_own_vectors_are_never_written_to(grid: bool) -> None:
+def test_a_clients_own_vectors_are_never_written_to(grid: bool, dtype: torch.dtype) -> None:
     """Two uploads that share one memory would otherwise be scaled twice, and a message's vector once."""
-    shared = torch.full((LAYOUT.shared,), 1e6)
-    uploads = {"delta": shared, "c": shared, "v": torch.zeros(3)}
+    shared = torch.full((LAYOUT.shared,), 1e6, dtype=dtype)
+    uploads = {"delta": shared, "c": shared, "v": torch.zeros(3, dtype=dtype)}
     bound = Clip(C, "uniform", "normalize").bind(SIZES, LAYOUT)
     if grid:
         bound.add_rounded_(uploads, Grid.fit(C, bound.dimension, 1.0), zeros())
@@ -136,9 +137,12 @@ def zeros() -> Vectors:
     return {name: torch.zeros(size, dtype=torch.int64) for name, size in SIZES.items()}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("per", "mode"), RULES)
 @pytest.mark.parametrize("name", ADVERSARIES)
-def test_one_client_moves_the_whole_numbers_by_at_most_the_radius(name: str, per: Per, mode: Mode) -> None:
+def test_one_client_moves_the_whole_numbers_by_at_most_the_radius(
+    name: str, per: Per, mode: Mode, dtype: torch.dtype
+) -> None:
     """In whole numbers, exactly: Σk² ≤ 2²ᵇ for every adversary; and what is added is what was clipped."""
     bound = Clip(C, per, mode).bind(SIZES, LAYOUT)
     grid = Grid.fit(C, bound.dimension, 1.0)
@@ -146,7 +150,7 @@ def test_one_client_moves_the_whole_numbers_by_at_most_the_radius(name: str, per
     others = {k: torch.randint(-(2**40), 2**40, (n,)) for k, n in SIZES.items()}
     for k in SIZES:
         into[k] += others[k]
-    uploads = ADVERSARIES[name]()
+    uploads = {k: vector.to(dtype) for k, vector in ADVERSARIES[name]().items()}
     norm = bound.add_rounded_(uploads, grid, into)
     moved = [int(x) for k in SIZES for x in into[k] - others[k]]
     assert sum(k * k for k in moved) <= grid.radius**2

@@ -20,8 +20,16 @@ from tacit.federation.checkpoint import load_model
 from tacit.federation.files import write_atomically
 from tacit.federation.passed import mark, own_copy, refuse_others
 from tacit.federation.statements import STATEMENT, read_statement
-from tacit.models.export import auto_class, copy_tokenizer, name_labels, outputs, save_adapter, save_model
-from tacit.models.weights import locate
+from tacit.models.export import (
+    CAUSAL,
+    auto_class,
+    copy_tokenizer,
+    name_labels,
+    outputs,
+    save_adapter,
+    save_model,
+)
+from tacit.models.weights import home_of, locate
 from tacit.report.card import card, loading
 from tacit.report.compare import read_run
 from tacit.section import IMPORT
@@ -153,18 +161,20 @@ def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, parti
     else:
         how = {"tacit": section.name, **section.options, **how}
     known = hasattr(model, "save_pretrained")
+    kind = "transformers" if known else "tacit" if "tacit" in how else "own"
+    module = type(model).__name__ if known or kind == "own" else None
     if section.lora is None or given:
         save_model(model, how, partial)
-        kind = "transformers" if known else "tacit" if "tacit" in how else "own"
-        return loading(kind, into, type(model).__name__ if known or kind == "own" else None)
+        return loading(kind, into.name, module)
     base = build_base(config, dataset)
     name_labels(base, dataset.label_names)
-    home = section.hub if section.start is None else None  # where others find this very base
-    local = None if home is None else Path(home).expanduser()
-    if local is not None and local.is_dir():
-        # Loading by name alone works where the base has the same outputs; else it goes along, with them.
-        home = str(local.resolve()) if outputs(local) == dataset.classes else None
-    save_adapter(model, base, section.lora, home or str(into / "base"), partial)
-    if home is None:
-        save_model(base, how, partial / "base")
-    return loading("peft", into, auto_class(model))
+    home = home_of(section.hub) if section.hub is not None and section.start is None else None
+    auto = auto_class(model)
+    # Loading by name alone works where the base has the same outputs; else it goes along, with them.
+    if home is not None and (auto == CAUSAL or outputs(locate(home, offline=True)) == dataset.classes):
+        save_adapter(model, base, section.lora, home, partial)
+        return loading("peft", into.name, auto)
+    save_adapter(model, base, section.lora, str(into / "base"), partial)
+    save_model(base, how, partial / "base")
+    adapted = f"from peft import PeftModel\n\nmodel = PeftModel.from_pretrained(model, {into.name!r})"
+    return f"{loading(kind, f'{into.name}/base', module)}\n\n{adapted}"

@@ -28,7 +28,13 @@ from tacit.federation import Federation, Result, Settings, Tracker
 from tacit.federation.checkpoint import CLIENTS, CONFIG, LABELS, LINEAGE, kept_facts, newest
 from tacit.federation.ending import Ending, write_ending
 from tacit.federation.files import sealed_text, write_atomically
-from tacit.federation.fitting import refuse_mismatch, refuse_no_train_loss, refuse_odd, refuse_other_task
+from tacit.federation.fitting import (
+    refuse_lazy,
+    refuse_mismatch,
+    refuse_no_train_loss,
+    refuse_odd,
+    refuse_other_task,
+)
 from tacit.federation.lineage import (
     Ancestor,
     ancestry,
@@ -137,6 +143,8 @@ def run(
                 f"{folder} already holds a run; `tacit resume {quote(str(folder))}` goes on with it, or "
                 "choose another"
             )
+        if model is not None:
+            refuse_lazy(model)
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         passed = describe(**given, optimizer=optimizer, sampling=sampling)
         places = [config.model.start, *trained_by(model)]

@@ -33,5 +33,4 @@ def export(
             "started from[/yellow]"
         )
     console.print(f"Saved in {escape(str(into))}: {', '.join(sorted(p.name for p in into.iterdir()))}")
-    if (into / "adapter_config.json").exists():
-        console.print(f"Load it with peft: PeftModel.from_pretrained(base, {str(into)!r})", markup=False)
+    console.print(f"How to load it: {into / 'README.md'}", markup=False)

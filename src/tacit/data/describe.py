@@ -101,7 +101,7 @@ def split_picture(
     image = axes.imshow(counts, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     axes.set_yticks(
         range(len(rows)),
-        [f"{row.name or f'{row.client:,}'}  (n = {row.train + row.test:,})" for row in rows],
+        [f"{_short(row.name or f'{row.client:,}')}  (n = {row.train + row.test:,})" for row in rows],
         fontsize=8,
     )
     axes.set_ylabel("client  (n: its records)")
@@ -113,7 +113,7 @@ def split_picture(
         _write_numbers(axes, counts)
     shown = "every client" if len(rows) == len(population) else f"{len(rows)} of {len(population):,} clients"
     held = float((counts > 0).sum(axis=1).mean())
-    axes.set_title(f"Labels of {shown}: {held:.1f} of {classes} classes each, on average", fontsize=10)
+    figure.suptitle(f"Labels of {shown}: {held:.1f} of {classes} classes each, on average", fontsize=10)
     figure.colorbar(image, ax=axes, label="records of the class", fraction=0.05)
     # Under its final name only when complete, so that no reader sees half a picture.
     scratch = Path(f"{path}.part")
@@ -126,6 +126,10 @@ def split_picture(
         raise UserError(
             f"the picture cannot be written to {path} ({error.strerror}); name another place"
         ) from None
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 45 else f"{name[:44]}…"
 
 
 def _row(population: Population, classes: int, client: int) -> ClientRow:

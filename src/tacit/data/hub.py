@@ -211,7 +211,9 @@ def _from_files(source: Source, user: str | None, scratch: str) -> Any:
         return datasets.load_dataset(kind, **place, **as_text, cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
         what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
-        why = "there is no record in it" if isinstance(error, StopIteration) else first_line(error)
+        none = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
+        # What went wrong is beneath its "an error occurred".
+        why = "there is no record in it" if none else first_line(error.__cause__ or error)
         raise UserError(f"{where} cannot be read as {what} ({why})") from None
     finally:
         if not hidden:

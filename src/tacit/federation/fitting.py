@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from tacit.data import ArrayRecords, Dataset
 from tacit.engine import Job
@@ -58,6 +59,12 @@ NEEDS = {"language": ("input_ids", "texts"), "speech": ("frames", "speech")}
 def refuse_other_task(dataset: Dataset, task: str) -> None:
     """Refuse a task that records of this kind cannot be for; told by a test record, which nobody protects."""
     records = dataset.test if len(dataset.test) else dataset.train
+    y = records.y if isinstance(records, ArrayRecords) else None
+    if task == "classification" and y is not None and y.ndim == 1 and y.dtype.kind == "f":
+        raise UserError(
+            f"task: classification learns from classes, and {dataset.name} has {y.dtype} labels; set task: "
+            "regression, or number the classes from 0 as integers"
+        )
     if task not in (*NEEDS, "token-classification") or not len(records):
         return
     batch = records.prepare(records.take(np.array([0])))
@@ -70,11 +77,21 @@ def refuse_other_task(dataset: Dataset, task: str) -> None:
         )
 
 
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuse a model whose parameters have no shape before it has seen a batch."""
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise UserError(
+            f"model: {type(model).__name__} has lazy layers that do not know their sizes yet; pass one batch "
+            "through it first, or state them"
+        )
+
+
 def refuse_mismatch(model: nn.Module, task: Task, dataset: Dataset) -> None:
     """Ask a copy of the model about one record: it must understand it, and have an answer for every class.
 
     Whatever the copy shares with the model (a closure, say) is as it was before.
     """
+    refuse_lazy(model)
     batch = dataset.train.prepare(dataset.train.take(np.array([0])))
     trial = copy.deepcopy(model).eval()
     before = Pristine({"model": trial})
@@ -95,8 +112,13 @@ def refuse_mismatch(model: nn.Module, task: Task, dataset: Dataset) -> None:
             return
         finally:
             before.restore()
-        plain = type(task).__name__ == "Classification" and answer.ndim == 2
-        if plain and answer.shape[1] < dataset.classes:
+        plain = type(task).__name__ == "Classification"
+        if plain and answer.ndim < 2:
+            raise UserError(
+                f"model: {type(model).__name__} answers one record with a tensor {list(answer.shape)}; let "
+                f"it be [records, {dataset.classes}], a logit for each of {dataset.name}'s classes"
+            )
+        if plain and answer.ndim == 2 and answer.shape[1] < dataset.classes:
             raise UserError(
                 f"model: {type(model).__name__} has {answer.shape[1]} outputs, and {dataset.name} has "
                 f"{dataset.classes} classes; give it that many"

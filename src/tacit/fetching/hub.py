@@ -40,7 +40,7 @@ def probe(question: Callable[[], object]) -> None:
         raise Unavailable(failure[0])
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """An error as its kind and its first line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:120]}" if lines else type(error).__name__

@@ -237,7 +237,7 @@ class ClippedGradient:
         for form, parameter in zip(forms, self._parameters.values(), strict=True):
             total = None if form is None else in_full(torch.zeros_like(parameter.detach()))
             if form is not None and total is not None:
-                form[0].add_weighted(in_full(torch.ones_like(values)), total)
+                form[0].add_weighted(total.new_ones(len(values)), total)
             sums.append(total)
         return sums, values
 

@@ -131,7 +131,7 @@ def clip_records(flat: Flat, batch: Batch, losses: Losses) -> None:
     with tape:
         values = losses(flat.module, tape.batch)
     forms = tape.backward(values)
-    factors = torch.ones_like(values, dtype=torch.float32)
+    factors = flat.grad.new_ones(len(values))
     with torch.no_grad():
         for segment, form in zip(flat.layout.segments, forms, strict=True):
             if form is not None:

@@ -25,6 +25,7 @@ from tacit.models.lora import Lora, lora_config, trained_heads
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
 """Files that make a tokenizer."""
+CAUSAL = "AutoPeftModelForCausalLM"
 _ADAPTER = ".default"
 """peft's name for the one adapter of a module; its files leave it out."""
 
@@ -89,7 +90,7 @@ def auto_class(model: nn.Module) -> str:
     kinds = {
         "SEQ_CLS": "AutoPeftModelForSequenceClassification",
         "TOKEN_CLS": "AutoPeftModelForTokenClassification",
-        "CAUSAL_LM": "AutoPeftModelForCausalLM",
+        "CAUSAL_LM": CAUSAL,
     }
     return kinds.get(_task_type(model) or "", "AutoPeftModel")
 

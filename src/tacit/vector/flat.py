@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from tacit.errors import UserError
 from tacit.lazy import torch
 from tacit.vector.layout import Layout
 
@@ -51,7 +52,8 @@ class Flat:
         parameters = dict(module.named_parameters())
         dtypes = {p.dtype for p in parameters.values() if p.requires_grad}
         if len(dtypes) > 1:
-            raise ValueError(f"trainable parameters of several dtypes ({dtypes}); convert the model to one")
+            found = ", ".join(sorted(map(str, dtypes)))
+            raise UserError(f"model: trainable parameters of several dtypes ({found}); convert it to one")
         first = parameters[self.layout.segments[0].name]
         self.values = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.grad = _untouched_zeros_like(self.values)
