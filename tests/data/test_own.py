@@ -763,7 +763,10 @@ def test_an_adapter_loads_by_name_alone_somewhere_else(tmp_path) -> None:
             ours = result.model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         assert torch.equal(ours, theirs)
         assert names in (None, {0: "cook", 1: "tailor", 2: "vet"})
-        assert "AutoPeftModelForSequenceClassification" in (folder / "out" / "README.md").read_text()
+        card = (folder / "out" / "README.md").read_text()
+        together = ("from_pretrained('out/base')", "PeftModel.from_pretrained(model, 'out')")
+        assert all(line in card for line in together) == (labels == 5), "loads from wherever both are"
+        assert ("AutoPeftModelForSequenceClassification" in card) == (labels == 3)
 
 
 @pytest.mark.parametrize(
