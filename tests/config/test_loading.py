@@ -43,6 +43,14 @@ def test_a_short_form_becomes_the_section_it_stands_for(
     assert here == whole
 
 
+def test_a_section_that_is_laid_over_another_stays_its_giver_s() -> None:
+    """A later key goes into it: a sweep's point, or a person's dict, is none the wiser."""
+    given = {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [16], "model.start": "runs/seed"}
+    config = load(SMALL, given)
+    assert config.model.options["hidden"] == [16] and config.model.start == "runs/seed"
+    assert given["model"] == {"name": "mlp", "hidden": [8]}
+
+
 def test_what_was_overridden_is_a_config() -> None:
     natural = SMALL | {"data": {"name": "fashion-mnist-slice", "partition": "natural"}}
     assert load(natural, {"data.partition.share": 0.5}).data.partition.share == 0.5

@@ -143,7 +143,7 @@ def override(values: dict[str, Any], dotted: str, value: Any) -> None:
             raise UserError(f"--set {dotted}: {parent} is a value, not a section")
         here[parent] = inner
         here = inner
-    here[last] = value
+    here[last] = copied(value)  # whoever gave it keeps it: a later key may go into it
 
 
 def _section(dotted: str, value: Any) -> Any:
