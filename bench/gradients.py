@@ -103,9 +103,8 @@ def step(method: str, name: str) -> Callable[[], None]:
             if clipped is None:
                 plain_gradient(flat, batch, losses)
             else:
-                noise = mechanism.ahead(flat.grad.numel(), bits, size)
                 clipped(batch, losses, BOUND)
-                mechanism.privatize_(flat.grad, noise, size)
+                mechanism.privatize_(flat.grad, bits, size)
             flat.values.sub_(flat.grad, alpha=LR)
 
         return ours

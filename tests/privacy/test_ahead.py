@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-import tacit
-from conftest import blobs
 from tacit.privacy import Bits, Clip, ExampleLevel, Poisson
-from tacit.privacy import ahead as ahead_module
-from tacit.privacy.ahead import MOST, Drawn, ahead
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+from tacit.privacy.ahead import Drawn
 
 
 def mechanism() -> ExampleLevel:
@@ -33,32 +21,32 @@ def steps(dimension: int, bits: Bits, early: bool) -> list[Tensor]:
     """Four private gradients of zero, their noise made before or after."""
     found = []
     for _ in range(4):
-        source = mechanism().ahead(dimension, bits, 8.0) if early else bits
+        source = mechanism().ahead(dimension, bits, 8.0, True) if early else bits
         assert isinstance(source, Drawn) == early
         found.append(mechanism().privatize_(torch.zeros(dimension), source, 8.0))
     return found
 
 
 @pytest.mark.parametrize("dimension", [1, 1000, 300_000])
-def test_the_same_bits_make_the_same_noise(dimension: int, two_threads: None) -> None:
+def test_the_same_bits_make_the_same_noise(dimension: int) -> None:
     early, late = (steps(dimension, Bits.named(3, 1), e) for e in (True, False))
     assert all(map(torch.equal, early, late))
     assert len({tuple(noise[:50].tolist()) for noise in early}) == 4 or dimension == 1
 
 
-def test_what_nobody_came_for_is_never_used(two_threads: None) -> None:
+def test_what_nobody_came_for_is_never_used() -> None:
     """A gradient that failed leaves its noise behind; the next one gets what comes after it."""
     bits, other = Bits.named(5), Bits.named(5)
-    lost = mechanism().ahead(1000, bits, 8.0)
+    lost = mechanism().ahead(1000, bits, 8.0, True)
     first, second = steps(1000, other, early=False)[:2]
-    source = mechanism().ahead(1000, bits, 8.0)
+    source = mechanism().ahead(1000, bits, 8.0, True)
     found = mechanism().privatize_(torch.zeros(1000), source, 8.0)
     assert torch.equal(found, second) and not torch.equal(found, first)
     del lost
 
 
-def test_noise_is_handed_out_once_and_for_what_it_was_drawn(two_threads: None) -> None:
-    source = mechanism().ahead(1000, Bits.secret(), 8.0)
+def test_noise_is_handed_out_once_and_for_what_it_was_drawn() -> None:
+    source = mechanism().ahead(1000, Bits.secret(), 8.0, True)
     with pytest.raises(RuntimeError, match="was asked to serve"):
         mechanism().privatize_(torch.zeros(1001), source, 8.0)
     mechanism().privatize_(torch.zeros(1000), source, 8.0)
@@ -66,29 +54,16 @@ def test_noise_is_handed_out_once_and_for_what_it_was_drawn(two_threads: None) -
         mechanism().privatize_(torch.zeros(1000), source, 8.0)
 
 
-def test_nothing_is_drawn_ahead_on_one_thread_or_for_a_large_model(two_threads: None) -> None:
+def test_nothing_is_drawn_ahead_beside_a_gradient_on_the_host_nor_without_noise() -> None:
     bits = Bits.secret()
-    assert ahead(MOST + 1, 1.0, bits) is bits and ahead(5, 0.0, bits) is bits
-    torch.set_num_threads(1)
-    assert ahead(5, 1.0, bits) is bits
+    assert mechanism().ahead(5, bits, 8.0, elsewhere=False) is bits
+    assert replace(mechanism(), noise=0.0).ahead(5, bits, 8.0, elsewhere=True) is bits
 
 
-def test_a_forked_process_has_a_thread_of_its_own(two_threads: None) -> None:
+def test_a_forked_process_has_a_thread_of_its_own() -> None:
     expected = steps(10, Bits.named(1), early=True)
     child = os.fork()
     if not child:
         same = all(map(torch.equal, expected, steps(10, Bits.named(1), early=True)))
         os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_run_is_the_same_bit_for_bit(config: Any, monkeypatch: Any) -> None:
-    privacy = {"unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-3, "entropy": "seed"}
-    local = {"steps": 3, "batch": 8, "lr": 0.1}
-    settings = config(rounds=2, local=local, privacy=privacy, engine={"workers": 0, "threads": 2})
-    drawn = []
-    monkeypatch.setattr(ahead_module, "Drawn", lambda *what: drawn.append(what) or Drawn(*what))
-    early = tacit.run(settings, "early", dataset=blobs()).model.state_dict()
-    monkeypatch.setattr(ahead_module, "MOST", 0)
-    late = tacit.run(settings, "late", dataset=blobs()).model.state_dict()
-    assert drawn and all(map(torch.equal, early.values(), late.values()))

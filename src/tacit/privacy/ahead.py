@@ -1,8 +1,8 @@
-"""Noise that is drawn while the gradient it is meant for is still being computed.
+"""Noise that is drawn on the host while the gradient it is meant for is computed on another device.
 
-Noise does not depend on data, so a second core can make it in the meantime: for a small model it takes as
-long as the gradient. What is drawn are the same numbers, from the same stream, that would be drawn
-afterwards. They are handed out once; what nobody comes for is thrown away, and the stream goes on behind it.
+What is drawn are the same numbers, from the same stream, that would be drawn afterwards. They are handed
+out once; what nobody comes for is thrown away, and the stream goes on behind it. Where the gradient is
+computed on the host's own cores, drawing beside it takes longer than drawing behind it (measured).
 
 >>> noise = Drawn(5, 1000.0, Bits.named(1))
 >>> noise.for_each_stretch(5, 1000.0, lambda start, draws: print(start, draws.tolist()))
@@ -22,22 +22,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.lazy import torch
 from tacit.privacy.bits import Bits
 from tacit.privacy.gaussian import STRETCH, rounded_gaussian
-
-MOST = 1 << 20
-"""Coordinates that are drawn ahead; more of them would take memory beside the gradient's own."""
-
-
-def ahead(count: int, std: float, bits: Bits, elsewhere: bool = False) -> Bits | Drawn:
-    """Begin to draw, where that pays: on several cores, and numbers that take little room; else `bits`.
-
-    `elsewhere`: what they are for is computed on another device, so the host is free.
-    """
-    if not std or (not elsewhere and (count > MOST or torch.get_num_threads() == 1)):
-        return bits
-    return Drawn(count, std, bits)
 
 
 class Drawn:

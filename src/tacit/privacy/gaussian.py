@@ -50,7 +50,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -84,8 +83,6 @@ _UNIFORM = 32
 """Bits of u at first."""
 _MARGIN = 1e-11
 """Relative error that is allowed for in float64 results."""
-_PARALLEL = 2 * STRETCH
-"""From so many coordinates on, several threads pay."""
 _PRECISION = Lock()
 """mpmath's working precision belongs to the whole process; one thread at a time may change it."""
 
@@ -118,31 +115,20 @@ def for_each_stretch(
     use: Callable[[int, NDArray[np.int64]], None],
     out: NDArray[np.int64] | None = None,
 ) -> None:
-    """Call `use(start, draws)` with `count` draws in all, a stretch at a time, perhaps in several threads.
+    """Call `use(start, draws)` with `count` draws in all, a stretch at a time; each has a stream of its own.
 
-    Each stretch has a stream of its own, so what is drawn does not depend on the number of threads. `out`:
-    where all of them are to be kept.
+    `out`: where all of them are to be kept. On one thread: what Python's threads spend on handing each other
+    the interpreter's lock, between calls of some microseconds, is as much as they share (measured).
     """
     if not 0 < std <= LARGEST_STD:
         raise UserError(f"noise of {std:g} grid units cannot be sampled exactly; lower the noise multiplier")
     table = _table(std)
     starts = range(0, count, STRETCH)
 
-    def one(part: tuple[int, Bits]) -> None:
-        start, own = part
+    for start, own in zip(starts, bits.parts(len(starts)), strict=True):
         draws = np.empty(min(STRETCH, count - start), np.int64) if out is None else out[start:][:STRETCH]
         _draw_(draws, table, own)
         use(start, draws)
-
-    parts = zip(starts, bits.parts(len(starts)), strict=True)
-    threads = torch.get_num_threads()
-    if count < _PARALLEL or threads == 1:
-        for part in parts:
-            one(part)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(one, parts):
-            pass
 
 
 def rounded_gaussian(count: int, std: float, bits: Bits) -> NDArray[np.int64]:

@@ -58,7 +58,7 @@ from numpy.typing import NDArray
 
 from tacit.errors import UserError
 from tacit.lazy import Tensor, torch
-from tacit.privacy.ahead import Drawn, ahead
+from tacit.privacy.ahead import Drawn
 from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.clipping import Clip
@@ -220,14 +220,14 @@ class ExampleLevel(Mechanism):
         sensitivity = grid.radius * (1 + slack) + math.isqrt(dimension) + 1
         return self.noise * sensitivity
 
-    def ahead(self, dimension: int, bits: Bits, batch: float, elsewhere: bool = False) -> Bits | Drawn:
-        """What to give to `privatize_`, which may be making its noise from now on.
+    def ahead(self, dimension: int, bits: Bits, batch: float, elsewhere: bool) -> Bits | Drawn:
+        """What to give to `privatize_`: its noise, in the making from now on, or where to draw it from then.
 
         `elsewhere`: gradients are computed on another device, so the host has nothing else to do.
         """
-        if not self.noise:
+        if not self.noise or not elsewhere:
             return bits
-        return ahead(dimension, self._units(self._grid(dimension), dimension, batch), bits, elsewhere)
+        return Drawn(dimension, self._units(self._grid(dimension), dimension, batch), bits)
 
     def privatize_(self, gradients: Tensor, bits: Bits | Drawn, batch: float) -> Tensor:
         """The private gradient g̃ = (1/B)[Σ clip_C(g_j) + N(0, σ²C² I)], in place.
