@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradients_reference import assert_exact, squared_outputs
-from tacit.gradients.records import Outer
+from tacit.gradients.convolution import FEW, Geometry, weight_form
+from tacit.gradients.records import Explicit, Outer, PerRecord
 
 sizes = st.integers(1, 6)
 batches = st.integers(1, 5)
@@ -111,6 +113,34 @@ def test_convolution_by_both_routes(channels, pixels, groups, layout):
     conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1, groups=groups)
     images = x(3, channels, pixels, pixels, layout=layout)
     check(nn.Sequential(conv, nn.ReLU(inplace=True), nn.Conv2d(channels, 2, 1)), images)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("stride,padding,dilation", [(1, 0, 1), (2, (3, 1), 1), (1, (0, 2), (2, 1))])
+@pytest.mark.parametrize("dtype,error", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_records_as_groups_of_a_convolution(stride, padding, dilation, layout, dtype, error):
+    """Many pixels and even numbers of channels: `FEW` records at a time, and three that are left."""
+    conv = nn.Conv2d(16, 32, (3, 2), stride=stride, padding=padding, dilation=dilation).to(dtype)
+    images = x(2 * FEW + 3, 16, 26, 27, layout=layout)["x"].to(dtype)
+    with patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512"):
+        found = per_record_weights(conv, images)
+    assert isinstance(found, Explicit)
+    expected = [loop.double() for loop in weights_one_by_one(conv, images)]
+    for one, other in zip(found.explicit().double(), expected, strict=True):
+        assert (one - other).norm() <= error * other.norm()
+
+
+def per_record_weights(conv: nn.Conv2d, images: Tensor) -> PerRecord:
+    """By the rule, for the sum of squares of what the convolution gives."""
+    outputs = conv(images).detach()
+    geometry = Geometry(conv.kernel_size, conv.stride, conv.padding, conv.dilation, 1)
+    return weight_form(images, 2 * outputs, geometry, len(images), tuple(conv.weight.shape))
+
+
+def weights_one_by_one(conv: nn.Conv2d, images: Tensor) -> Iterator[Tensor]:
+    for image in images:
+        (grad,) = torch.autograd.grad(conv(image.unsqueeze(0)).square().sum(), conv.weight)
+        yield grad
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
