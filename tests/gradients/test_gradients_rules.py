@@ -130,6 +130,15 @@ def test_records_as_groups_of_a_convolution(stride, padding, dilation, layout, d
         assert (one - other).norm() <= error * other.norm()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_group_sees_no_other(bad):
+    conv, images = nn.Conv2d(16, 32, 3), torch.randn(FEW, 16, 16, 16)
+    good = per_record_weights(conv, images).explicit()
+    images[3] = bad
+    others = torch.arange(FEW) != 3
+    assert torch.equal(per_record_weights(conv, images).explicit()[others], good[others])
+
+
 def per_record_weights(conv: nn.Conv2d, images: Tensor) -> PerRecord:
     """By the rule, for the sum of squares of what the convolution gives."""
     outputs = conv(images).detach()
