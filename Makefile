@@ -15,7 +15,7 @@ FAST := tests/vector tests/optimizers tests/privacy tests/tasks tests/secure tes
 	tests/data/test_data_partition.py tests/data/test_data_records.py tests/gradients/test_gradients_clipping.py \
 	tests/engine/test_states.py tests/engine/test_csprng.py tests/federation/test_federation.py \
 	tests/fetching tests/deploy/test_messages.py
-RESULTS := results-002 results-004 results-000 results-003
+RESULTS := results-002 results-002-scratch results-004 results-000 results-003
 
 .PHONY: help setup demo deploy-demo test test-fast test-long lint docs bench torture results results-small $(RESULTS) clean
 help:  ## this list
