@@ -170,6 +170,8 @@ def verdict(table: Table) -> str:
         for contrast in table.about["contrasts"] if not contrast.get("ours")
         for n in contrast.get("columns", range(len(table.columns)))
     ]  # fmt: skip
+    if not judged:
+        return "**None**: the paper claims nothing here."
     enough = [(say, outcome) for say, outcome, seeds in judged if seeds >= SEEDS]
     if any(outcome == "the opposite" for _, outcome in enough):
         said = "; ".join(say for say, outcome in enough if outcome == "the opposite")

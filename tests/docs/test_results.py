@@ -152,6 +152,12 @@ def test_a_question_of_our_own_is_no_part_of_the_papers_claim() -> None:
     assert table.outcome(more, 0) == ("the opposite", 3) and verdict(table) == "**Reproduced.**"
 
 
+def test_where_the_paper_claims_nothing_nothing_is_reproduced() -> None:
+    ours = {**ABOUT["contrasts"][0], "ours": True}
+    said = verdict(Table("x", ABOUT | {"contrasts": [ours]}, cells([2.0, 2.5, 1.5])))
+    assert "claims nothing" in said and "Reproduced" not in said
+
+
 def test_a_row_that_was_not_run_is_named() -> None:
     table = Table("x", ABOUT, [c for c in cells([1.0, 1.0, 1.0]) if c["point"]["method"] == "a"])
     assert "not all that it takes was run (for “a beats b”)" in verdict(table)
