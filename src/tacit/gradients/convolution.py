@@ -1,8 +1,9 @@
 """Convolutions: per-record gradients for early layers, Gram matrices of pixels for late ones.
 
-Early layers have many pixels and few weights. Their per-record weight gradients are products of the output's
-gradient and the patches under its pixels, made for a few records at a time so that their patches stay in the
-cache; that takes hardly longer than the usual sum over records. Late layers have few pixels and many weights:
+Early layers have many pixels and few weights. Their per-record weight gradients are computed by a convolution
+whose groups are the records; where that is slow, as products of the output's gradient and the patches under
+its pixels. Either is done for a few records at a time, so that they stay in the cache, and takes hardly
+longer than the usual sum over records. Late layers have few pixels and many weights:
 there ‖g_j‖² = Σ_{t,s} (u_t · u_s)(y_t · y_s) over pairs of output pixels, with u_t the patch under pixel t.
 Patches need not be copied out for it: the product of two patches is a sum over the kernel of products of
 single pixels, so one Gram matrix of the *input pixels*, shifted and added, gives it with kernel-size times
