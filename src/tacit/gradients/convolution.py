@@ -196,9 +196,11 @@ class Taps:
 
 def _by_convolution(x: Tensor, grad: Tensor, geometry: Geometry) -> bool:
     """Whether convolutions whose groups are the records are no slower than `Taps`, and often twice as fast
-    (measured with the vector units of both widths; a matrix product may know only the narrower one).
+    (measured on processors with vector units of both widths; a matrix product may know only the narrower).
     """
     inner, outer = x.shape[1], grad.shape[1]
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
     if inner % 16 or outer % 16 or prod(geometry.kernel) == 1 or grad[0, 0].numel() < MANY:
         return False
     # Channels that come last are turned round first.
