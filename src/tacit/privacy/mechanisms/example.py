@@ -246,35 +246,20 @@ class ExampleLevel(Mechanism):
                 if isinstance(bits, Drawn)
                 else rounded_gaussian(dimension, std, bits)
             )
-            return self._privatize_there_(gradients, draws, unit, batch)
-        sums = gradients.numpy()
+            # Not every device has float64; what has none is noised on the host.
+            where = gradients.cpu() if gradients.device.type == "mps" else gradients
+            _noise_(where, torch.from_numpy(draws).to(where.device), unit, batch, LARGE)
+            return gradients if where is gradients else gradients.copy_(where)
 
-        def add(start: int, noise: NDArray[np.int64]) -> None:
-            for first in range(0, len(noise), BLOCK):
-                draws = noise[first : first + BLOCK]
-                block = sums[start + first :][: len(draws)]
-                whole = block.astype(np.float64)
-                whole /= unit
-                np.rint(whole, out=whole)
-                whole += draws
-                whole *= unit / batch
-                block[:] = whole
+        def add(start: int, draws: NDArray[np.int64]) -> None:
+            stretch = gradients[start : start + len(draws)]
+            _noise_(stretch, torch.from_numpy(draws), unit, batch, BLOCK)
 
         if isinstance(bits, Drawn):
             bits.for_each_stretch(dimension, std, add)
         else:
             for_each_stretch(dimension, std, bits, add)
         return gradients
-
-    @staticmethod
-    def _privatize_there_(sums: Tensor, draws: NDArray[np.int64], unit: float, batch: float) -> Tensor:
-        """The same numbers on another device; on the host where a device has no float64."""
-        narrow = sums.device.type == "mps"
-        where = sums.cpu() if narrow else sums
-        noise = torch.from_numpy(draws).to(where.device)
-        for stretch, part in zip(torch.split(where, LARGE), torch.split(noise, LARGE), strict=True):
-            stretch.copy_(stretch.double().div_(unit).round_().add_(part).mul_(unit / batch))
-        return sums.copy_(where) if narrow else sums
 
     # --- what a person is told --------------------------------------------------------------------------
 
@@ -332,6 +317,12 @@ class ExampleLevel(Mechanism):
                 "not told."
             ),
         )
+
+
+def _noise_(sums: Tensor, draws: Tensor, unit: float, batch: float, few: int) -> None:
+    """sums ← (⌊sums ÷ unit⌉ + draws) · unit ÷ batch, in float64, so `few` coordinates at a time."""
+    for part, noise in zip(torch.split(sums, few), torch.split(draws, few), strict=True):
+        part.copy_(part.double().div_(unit).round_().add_(noise).mul_(unit / batch))
 
 
 @dataclass(frozen=True)
