@@ -173,21 +173,29 @@ def verdict(table: Table) -> str:
     if not judged:
         return "**None**: the paper claims nothing here."
     enough = [(say, outcome) for say, outcome, seeds in judged if seeds >= SEEDS]
-    if any(outcome == "the opposite" for _, outcome in enough):
-        said = "; ".join(say for say, outcome in enough if outcome == "the opposite")
-        return f"**Not reproduced**: the opposite came out of “{said}”."
+    if opposite := [say for say, outcome in enough if outcome == "the opposite"]:
+        return f"**Not reproduced**: the opposite came out of {_quoted(opposite)}."
     if len(enough) == len(judged) and all(outcome == "as claimed" for _, outcome in enough):
         return "**Reproduced.**"
     reasons = []
     if missing := [say for say, outcome, _ in judged if outcome == "not run"]:
-        reasons.append(f"not all that it takes was run (for “{'”, “'.join(missing)}”)")
+        reasons.append(f"not all that it takes was run (for {_quoted(missing)})")
     if few := sorted({seeds for _, outcome, seeds in judged if 0 < seeds < SEEDS}):
         reasons.append(
             f"of some there {'is' if few[0] == 1 else 'are'} {_seeds(few[0])} where it takes {SEEDS}"
         )
     if unclear := [say for say, outcome in enough if outcome == "open"]:
-        reasons.append(f"the interval of “{'” and of “'.join(unclear)}” has zero in it")
-    return f"**Not settled at this size**, because {'; '.join(reasons)}."
+        which = "interval" if len(unclear) == 1 else "intervals"
+        reasons.append(f"zero is in the {which} of {_quoted(unclear)}")
+    found = f"**Not settled at this size**, because {'; '.join(reasons)}."
+    settled = [say for say, outcome in enough if outcome == "as claimed"]
+    return f"{found} As claimed: {_quoted(settled)}." if settled else found
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """“a”, “b” and “c”."""
+    *first, last = (f"“{name}”" for name in names)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _in(table: Table, column: int) -> str:

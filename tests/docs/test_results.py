@@ -126,7 +126,7 @@ def cells(gaps: list[float], clients: int = 0, spread: float = 0.0) -> list[dict
         ([2.0, 2.5, 1.5], "higher", "**Reproduced.**"),
         ([2.0, 2.5, 1.5], "lower", "**Not reproduced**"),
         ([-2.0, -2.5, -1.5], "higher", "**Not reproduced**"),
-        ([2.0, -2.0, 1.0], "higher", "has zero in it"),
+        ([2.0, -2.0, 1.0], "higher", "zero is in the interval of “a beats b”."),
         ([2.0, 2.1], "higher", "of some there are 2 seeds where it takes 3"),
         ([9.0], "higher", "of some there is one seed where it takes 3"),
         ([], "higher", "**Not run yet.** An hour."),
@@ -156,6 +156,22 @@ def test_where_the_paper_claims_nothing_nothing_is_reproduced() -> None:
     ours = {**ABOUT["contrasts"][0], "ours": True}
     said = verdict(Table("x", ABOUT | {"contrasts": [ours]}, cells([2.0, 2.5, 1.5])))
     assert "claims nothing" in said and "Reproduced" not in said
+
+
+def test_what_came_out_as_claimed_is_named_beside_what_did_not() -> None:
+    again, third = ({**ABOUT["contrasts"][0], "say": say, "one": "c"} for say in ("c beats b", "so it does"))
+    rows = [*ABOUT["rows"], {"name": "c", "where": {"method": "c"}}]
+    unclear = [
+        {"point": {"method": "c", "seed": seed}, "own": {"personal": [value]}}
+        for seed, value in enumerate((0.52, 0.51, 0.61))
+    ]
+    table = Table(
+        "x",
+        ABOUT | {"rows": rows, "contrasts": [*ABOUT["contrasts"], again, third]},
+        cells([2.0, 2.5, 1.5]) + unclear,
+    )
+    said = verdict(table)
+    assert "zero is in the intervals of “c beats b” and “so it does”. As claimed: “a beats b”." in said
 
 
 def test_a_row_that_was_not_run_is_named() -> None:
