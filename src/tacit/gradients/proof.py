@@ -235,6 +235,11 @@ class Draws:
         self.shared: list[bool] | None = None
         self.python: Any = None
 
+    def forget(self) -> None:
+        """The pass that is under way starts anew: what it drew, if it was the first, is no part's."""
+        if self.shared is None:
+            self.outcomes.clear()
+
     def save(self) -> None:
         """Keep the state of Python's and numpy's generators, to start every part from."""
         self.python = (random.getstate(), np.random.get_state())  # noqa: NPY002

@@ -56,6 +56,15 @@ Rule = Callable[..., Any]
 _NONE: frozenset[int] = frozenset()
 
 
+class Differs(Unsupported):
+    """Records decide otherwise about what is computed: those that agree can be watched together."""
+
+    def __init__(self, reason: str, groups: list[list[int]]) -> None:
+        super().__init__(reason)
+        self.groups = groups
+        """The records' places, those of one decision together."""
+
+
 class Tape(TorchFunctionMode):
     """Watches one forward pass over `batch`; `backward` returns each parameter's per-record gradients."""
 
@@ -89,6 +98,8 @@ class Tape(TorchFunctionMode):
         teach_transformers()
         self._marks: dict[str, Mark] = {}
         self._obstacle: Unsupported | None = None
+        self.decided = False
+        """Whether records have had a say in what is computed."""
         self._written: dict[int, int] = {}
         self._versions: dict[int, int] = {}
         self._clock = 0
@@ -373,13 +384,19 @@ class Tape(TorchFunctionMode):
 
     def _agreed(self, func: Any, tensor: Tensor, axes: str) -> Tensor:
         """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""  # noqa: E501
+        self.decided = True
         each = tensor.movedim(axes.index("R"), 0).reshape(self.records, -1)
         name = func.__name__
         values = (
             getattr(each, name)(1) if name in ("all", "any", "amax", "amin") else getattr(each, "a" + name)(1)
         )
         if not bool((values == values[0]).all()):
-            raise Unsupported(f"{function_name(func)} (data leaves torch, and differs between records)")
+            groups: dict[Any, list[int]] = {}
+            for place, value in enumerate(values.tolist()):
+                groups.setdefault(value if value == value else "nan", []).append(place)
+            if len(groups) > 1:  # all may be no numbers, and agree
+                reason = f"{function_name(func)} (data leaves torch, and differs between records)"
+                raise Differs(reason, list(groups.values()))
         out: Tensor = func(tensor)
         self._tag(out, "")
         return out
