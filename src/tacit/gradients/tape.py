@@ -101,8 +101,8 @@ class Tape(TorchFunctionMode):
         self.decided = False
         """Whether records have had a say in what is computed."""
         self._written: dict[int, int] = {}
-        self._coined: set[int] = set()
-        """Memory that random numbers were written into."""
+        self._coined: dict[int, torch.UntypedStorage] = {}
+        """Memory that random numbers were written into; held, so that nothing else comes to stand there."""
         self._versions: dict[int, int] = {}
         self._clock = 0
         self._own_marks = {
@@ -402,11 +402,13 @@ class Tape(TorchFunctionMode):
         for mark in marks:
             if mark.coins:
                 return True
-        return bool(self._coined) and not self._coined.isdisjoint(map(_memory, tensors))
+        return bool(self._coined) and any(_memory(tensor) in self._coined for tensor in tensors)
 
     def _coin(self, line: Line, tensors: Sequence[Tensor]) -> None:
         """Random numbers were written: other views of that memory have them, too."""
-        self._coined.update(filter(None, (_memory(tensors[i]) for i in line.written)))
+        for target in (tensors[i] for i in line.written):
+            if memory := _memory(target):
+                self._coined[memory] = target.untyped_storage()
 
     def _agreed(self, func: Any, tensor: Tensor, axes: str) -> Tensor:
         """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""  # noqa: E501
@@ -643,6 +645,7 @@ class Tape(TorchFunctionMode):
 
 
 def _memory(tensor: Tensor) -> int:
+    """Where a tensor's numbers are; 0 of one that has none."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.numel() else 0
 
 
