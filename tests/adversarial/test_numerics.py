@@ -274,6 +274,8 @@ OVER: dict[str, Callable[[Tensor, int], Tensor]] = {
     "softmax": lambda x, dim: x.softmax(dim),
     "by name": lambda x, dim: torch.softmax(x, dim=dim),
     "kept": lambda x, dim: x.logsumexp(dim, keepdim=True).expand(x.shape),
+    "vecdot": lambda x, dim: torch.linalg.vecdot(x, x * x, dim=dim),
+    "cosine": lambda x, dim: F.cosine_similarity(x, x * x, dim),
     "in float64": lambda x, dim: x.sum(dim, dtype=torch.float64),
 }
 

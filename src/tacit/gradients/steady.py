@@ -231,6 +231,23 @@ def _over_columns(reduction: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return steady
 
 
+def _over_columns_of_two(product: Callable[..., Tensor], usual: int) -> Callable[..., Tensor]:
+    """The same for products that are summed over an axis, the `usual` one if none is named."""
+
+    @functools.wraps(product)
+    def steady(*given: Any, **named: Any) -> Tensor:
+        dim = given[2] if len(given) > 2 else named.get("dim", usual)
+        alike = len(given) > 1 and given[0].shape == given[1].shape and given[0].dim() > 0
+        missing = -given[0].shape[-1] % VECTOR if alike else 0
+        if not missing or dim % given[0].dim() == given[0].dim() - 1 or given[0].device.type != "cpu":
+            return product(*given, **named)
+        columns = given[0].shape[-1]
+        filled = [F.pad(factor, (0, missing)) for factor in given[:2]]
+        return product(*filled, *given[2:], **named)[..., :columns].clone()
+
+    return steady
+
+
 def _missing(x: Tensor, rows: int) -> int:
     """How many rows are too few."""
     if x.device.type != "cpu":
@@ -310,6 +327,8 @@ STEADY: dict[Any, Callable[..., Tensor]] = {
     **{function: _pairs(function) for function in _TWO},
     Tensor.__rpow__: _power_of,
     **{over: _over_columns(over) for over in _OVER},
+    torch.linalg.vecdot: _over_columns_of_two(torch.linalg.vecdot, -1),
+    F.cosine_similarity: _over_columns_of_two(F.cosine_similarity, 1),
 }
 """What the tape runs instead of torch's own; arguments are called what torch calls them."""
 
