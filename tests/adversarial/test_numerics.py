@@ -268,6 +268,37 @@ def test_functions_in_place_have_the_slope_of_what_was_there(name: str) -> None:
     torch.testing.assert_close(x.grad, expected)
 
 
+OVER: dict[str, Callable[[Tensor, int], Tensor]] = {
+    **{f.__name__: f for f in (torch.sum, torch.mean, torch.nansum, torch.nanmean, torch.logsumexp)},
+    **{f"F.{f.__name__}": f for f in (F.softmax, F.log_softmax, F.softmin)},
+    "softmax": lambda x, dim: x.softmax(dim),
+    "by name": lambda x, dim: torch.softmax(x, dim=dim),
+    "kept": lambda x, dim: x.logsumexp(dim, keepdim=True).expand(x.shape),
+    "vecdot": lambda x, dim: torch.linalg.vecdot(x, x * x, dim=dim),
+    "cosine": lambda x, dim: F.cosine_similarity(x, x * x, dim),
+    "in float64": lambda x, dim: x.sum(dim, dtype=torch.float64),
+}
+
+
+@measured
+@pytest.mark.parametrize("name", OVER)
+def test_sums_over_an_axis_before_the_records_round_every_record_alike(name: str) -> None:
+    """As a network has them whose sequences, or features, come first."""
+    torch.manual_seed(0)
+    for (first, second), order in product(product((3, 8, 17), (1, 7, 31, 64)), ((1, 0, 2), (1, 2, 0))):
+        x = torch.randn(12, first, second)
+        for dim in range(order.index(0)):
+
+            def run(x: Tensor, order: tuple[int, ...] = order, dim: int = dim) -> Tensor:
+                found = running_steadily(lambda x: OVER[name](x, dim), x.permute(order).contiguous())
+                return found.movedim(order.index(0) - (found.dim() < 3), 0)
+
+            whole = run(x)
+            for records in (2, 3, 5, 8, 11):
+                chosen = torch.randperm(12)[:records]
+                assert torch.equal(run(x[chosen]), whole[chosen]), (first, second, order, dim, records)
+
+
 MIXER, PLACES = torch.linspace(-1, 1, 3 * 70).view(3, 70), torch.linspace(-1, 1, 70)
 MATRICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bmm": lambda x, y: torch.bmm(x, y),

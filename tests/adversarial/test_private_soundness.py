@@ -17,7 +17,8 @@ from tacit.algorithms import Algorithm, FedAvg
 from tacit.config.build import build_job
 from tacit.engine import InProcess, Order, Participant
 from tacit.federation.statements import LEDGER
-from tacit.gradients import ClippedGradient
+from tacit.gradients import Batch, ClippedGradient
+from tacit.tasks import Classification
 from tacit.vector import Layout, Vectors, read_values
 
 CLIENT = {"unit": "client", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
@@ -173,6 +174,20 @@ def test_dropout_at_example_level_is_secret(config, dataset, tmp_path: Path) -> 
 class AllExplode(Algorithm):
     def client(self, msg: Vectors, memory: Vectors, work) -> tuple[Vectors, Vectors]:
         return {"delta": torch.full_like(msg["theta"], float("nan"))}, {}
+
+
+class Unbounded(Classification):
+    """Likelihoods of densities have such losses: ∞ for one record, −∞ for another."""
+
+    def losses(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        beyond = torch.full((len(batch["y"]),), torch.inf)
+        beyond[::2] *= -1
+        return super().losses(model, batch) + beyond
+
+
+def test_losses_beyond_all_numbers_do_not_stop_a_protected_run(config, dataset) -> None:
+    result = tacit.run(config(rounds=2, privacy=CLIENT), "run", dataset=dataset, task=Unbounded())
+    assert len(result.metrics) == 2 and tacit.statement("run").rounds == 2
 
 
 def test_clients_that_send_nonsense_do_not_stop_a_protected_run(config, dataset) -> None:

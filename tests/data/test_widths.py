@@ -18,7 +18,8 @@ from tacit.data.batches import gather, gather_apart
 from tacit.data.speech.tiny import tiny
 from tacit.data.text import TextRecords, Texts
 from tacit.data.tokens import Bytes
-from tacit.data.widths import apart, edge
+from tacit.data.widths import apart, blank, edge
+from tacit.data.words import WordRecords
 from tacit.engine.local import PrivateGradients
 from tacit.gradients import ClippedGradient
 from tacit.privacy import Clip, ExampleLevel, Poisson, Workload
@@ -39,6 +40,34 @@ def test_an_edge_is_near_and_there_are_few(length: int, step: int) -> None:
     assert length <= edge(length, step) <= max(1.5 * length, length + step)
     assert edge(edge(length, step), step) == edge(length, step)
     assert len({edge(n, step) for n in range(1, 64 * step)}) <= 13
+
+
+def looks(batch: Batch) -> dict[str, tuple[Any, ...]]:
+    return {name: (values.dtype, tuple(values.shape)) for name, values in batch.items()}
+
+
+BLANKS: dict[str, Any] = {
+    "texts": lambda short: writings([3 if short else 90, 40]),
+    "pairs": lambda short: TextRecords(
+        Texts.of(["a" if short else "a" * 90, "b"]), Bytes(), 200, pairs=Texts.of(["c", "d"])
+    ),
+    "words": lambda short: WordRecords.made([["a"] * (1 if short else 90)], [[0] * 90], Bytes(), 64),
+    "speech": lambda short: tiny(speakers=2, seed=0 if short else 1).train,
+    "pictures": lambda short: ArrayRecords(np.zeros((2, 1, 4, 4), np.uint8), np.arange(2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BLANKS)
+def test_what_records_look_like_is_no_single_records_doing(kind: str) -> None:
+    """The same names and types as a model gets, in a shape that is not the first record's."""
+    found, other = BLANKS[kind](True), BLANKS[kind](False)
+    told, again = blank(found), blank(Subset(other, np.array([0])))
+    assert told is not None and again is not None and looks(told) == looks(again)
+    real = looks(found.prepare(found.take(np.zeros(1, np.int64))))
+    assert {name: (kind, len(shape)) for name, (kind, shape) in real.items()} == {
+        name: (kind, len(shape)) for name, (kind, shape) in looks(told).items()
+    }
+    assert all(len(values) == 1 for values in told.values())
 
 
 def rows_of(parts: list[Batch]) -> list[tuple[tuple[str, tuple[int, ...], bytes], ...]]:

@@ -286,37 +286,70 @@ def test_nothing_is_kept_of_a_network_that_remembers_who_was_there() -> None:
     assert torch.equal(found.extended(long)[KEPT], alone)
 
 
+def sent_by_bob(folder: Path, others: list[str], own: list[str]) -> Tensor:
+    """What the last client adds to a sum, in whole numbers; before it another trains on `others`."""
+    rows = [{"text": text, "y": 0, "who": "ann"} for text in others]
+    rows += [{"text": text, "y": int(text > "d"), "who": "bob"} for text in own]
+    data = tacit.dataset(
+        rows, text="text", label="y", user="who", classes=["0", "1"], tokenizer="bytes", max_length=64
+    )
+    config = tacit.load({
+        "rounds": 1,
+        "data": {"name": "said", "partition": {"kind": "natural"}, "holdout": 0.0},
+        "model": {"config": SWITCHES, "train": ["head"]},
+        "cohort": 1, "local": {"epochs": 3, "batch": len(own) // 2, "lr": 0.5},
+        "privacy": PRIVATE["client"] | {"clip": 1.0},
+        "engine": {"kind": "in-process"},
+    })  # fmt: skip
+    torch.manual_seed(0)
+    one = build_job(config, folder, None, data)
+    assert one.privacy is not None
+    worker, sums = Worker(one), one.empty_sums()
+    bounding = one.privacy.bounding({}, one.upload_sizes, one.layout, 1)
+    message = {"theta": worker.flat.shared.clone()}
+    for client in range(len(one.population)):
+        worker.sum(Order(0, 0.5, None, bounding=bounding), message, [Participant(client)], sums)
+    return sums["delta"]
+
+
 @pytest.mark.parametrize("before", [["b" * 10, "a" * 50], ["c" * 60, *["b" * 10] * 6, "a" * 50]])
 def test_what_a_client_sends_does_not_tell_of_the_texts_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: list[str]
 ) -> None:
-    """Neither of the first of all records, in whose shape there is a trial, nor of who has the same texts."""
+    """Of who has the same texts."""
     sent = []
     for others in ([], before):
         monkeypatch.setattr(front, "_latest", {})
-        rows = [{"text": text, "y": 0, "who": "ann"} for text in others]
-        rows += [{"text": "a" * 50, "y": 0, "who": "bob"}] * 2
-        data = tacit.dataset(
-            rows, text="text", label="y", user="who", classes=["0", "1"], tokenizer="bytes", max_length=64
-        )
-        config = tacit.load({
-            "rounds": 1,
-            "data": {"name": "said", "partition": {"kind": "natural"}, "holdout": 0.0},
-            "model": {"config": SWITCHES, "train": ["head"]},
-            "cohort": 1, "local": {"epochs": 3, "batch": 1, "lr": 0.5},
-            "privacy": PRIVATE["client"] | {"clip": 5.0},
-            "engine": {"kind": "in-process"},
-        })  # fmt: skip
-        torch.manual_seed(0)
-        one = build_job(config, tmp_path, None, data)
-        assert one.privacy is not None
-        worker, sums = Worker(one), one.empty_sums()
-        bounding = one.privacy.bounding({}, one.upload_sizes, one.layout, 1)
-        message = {"theta": worker.flat.shared.clone()}
-        for client in range(len(one.population)):  # bob is the last
-            worker.sum(Order(0, 0.5, None, bounding=bounding), message, [Participant(client)], sums)
-        sent.append(sums["delta"].double())
+        sent.append(sent_by_bob(tmp_path, others, ["a" * 50] * 2))
     assert sent[0].any() and torch.equal(*sent)
+
+
+def test_no_record_decides_by_its_length_how_those_of_others_are_rounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial in the first record's shape would fail if that is short, and then nothing would be kept of
+    anybody's: in batches of several, another way to round.
+    """
+    sent = []
+    for first in ("b" * 50, "b" * 10):
+        monkeypatch.setattr(front, "_latest", {})
+        sent.append(sent_by_bob(tmp_path, [first, "a" * 50], [letter * 50 for letter in "acegikmo"]))
+    assert sent[0].any() and torch.equal(*sent)
+
+
+def test_under_a_guarantee_records_that_cannot_say_their_shape_have_no_front() -> None:
+    class Sized(Rows):
+        def blank(self) -> Batch:
+            return texts(1, width=8).batch
+
+    class Otherwise(Sized):
+        def prepare(self, batch: Batch) -> Batch:
+            return batch
+
+    for kind, told in ((Rows, False), (Sized, True), (Otherwise, False)):
+        records = kind(texts().batch)
+        assert Front.of(network(), TASK, records, HOST) is not None
+        assert (Front.of(network(), TASK, records, HOST, protected=True) is not None) == told
 
 
 class Mixing(nn.Module):

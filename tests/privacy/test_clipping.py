@@ -307,3 +307,16 @@ def test_one_record_moves_the_sum_of_gradients_by_at_most_c(per: Per, scale: flo
         clipped({name: values[kept] for name, values in records.items()}, losses, groups)
         moved = (whole - clipped.flat.grad.double()).norm().item()
         assert moved <= C * (1 + 1e-5)  # a sum of six in float32
+
+
+@pytest.mark.parametrize("mode", ["clip", "normalize"])
+@pytest.mark.parametrize("size", [1e200, 1e154, 1.34e154, 2.7e-162, 1e-161, 5e-324])
+def test_whatever_float64_holds_is_bounded_or_left_out(mode: Mode, size: float) -> None:
+    """Its square may be beyond float64, or have next to no digits there; neither is a reason to fail."""
+    sizes = {"delta": 3, "c": 1}
+    bound, grid = Clip(0.5, "uniform", mode).bind(sizes), Grid.fit(0.5, 4, 1.0)
+    uploads = {"delta": torch.ones(3, dtype=torch.float64), "c": torch.full((1,), size, dtype=torch.float64)}
+    sums = {name: torch.zeros(n, dtype=torch.int64) for name, n in sizes.items()}
+    norm = bound.add_rounded_(uploads, grid, sums)
+    assert norm > 1 and sum(int((k * k).sum()) for k in sums.values()) <= grid.radius**2
+    assert any(bool(k.any()) for k in sums.values()) == math.isfinite(norm)

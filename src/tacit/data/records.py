@@ -171,6 +171,10 @@ class ArrayRecords:
         """The prepared `batch` in one part: records have one shape, and each number is scaled by itself."""
         return [self.prepare(batch)]
 
+    def blank(self) -> Batch:
+        """The first record: all have its shape."""
+        return self.prepare(self.take(np.zeros(1, np.int64)))
+
     def __reduce__(self) -> tuple[Any, ...]:
         parts = tuple(packed(a) for a in (self.x, self.y, self._users))
         return _unpickle, (parts, self.mean, self.std, self.size)

@@ -34,6 +34,8 @@ from tacit.lazy import torch
 
 BUCKET = 16
 """Batches are as long as their longest text, rounded up to a multiple of this: few shapes, little padding."""
+BLANK = 128
+"""Tokens of a text that is nobody's, at most: a network is tried with it."""
 HEADER = 2
 """Before a row's ids: its length and where its second text starts."""
 TURN = 2000
@@ -164,6 +166,14 @@ class TextRecords:
         """Each text as long as its own bucket; edges follow from `max_length` alone."""
         edges = [(edge(length, BUCKET, self.max_length),) for length in batch["length"].tolist()]
         return [self._padded(part, width) for (width,), part in by_edge(batch, edges)]
+
+    def blank(self) -> Batch:
+        """A text of no tokens; its width follows from `max_length` alone."""
+        nothing = torch.zeros(1, dtype=torch.int64)
+        batch = {"ids": nothing.int().view(1, 1), "length": nothing}
+        batch |= {"second": nothing} if self._segments else {}
+        batch |= {} if self._labels is None else {"y": nothing}
+        return self._padded(batch, min(self.max_length, BLANK))
 
     def _padded(self, batch: Batch, width: int) -> Batch:
         ids, lengths = fit(batch["ids"], width).long(), batch["length"]

@@ -44,6 +44,17 @@ def edge(length: int, step: int, most: int | None = None) -> int:
     return bound if most is None else min(bound, most)
 
 
+@runtime_checkable
+class Blank(Protocol):
+    """Records that say what one of them looks like to a model, whoever is there."""
+
+    def blank(self) -> Batch:
+        """A batch of one, ready for a model, in names, types and widths that follow from no single record;
+        what is in it means nothing. There must be a record.
+        """
+        ...
+
+
 def by_edge(batch: Batch, edges: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], Batch]]:
     """The batch as one part for each distinct entry of `edges` (one for each record), in ascending order."""
     for each in sorted(set(edges)):
@@ -64,12 +75,28 @@ def apart(records: Records) -> Apart | None:
 
     A class that takes or prepares in a way of its own must say so anew: what it inherits was said of another.
     """
+    records = _whole(records)
+    return records if isinstance(records, Apart) and _says(records, "apart") else None
+
+
+def blank(records: Records) -> Batch | None:
+    """What one of these records looks like to a model, if they say so; as with `apart`, a class that takes or
+    prepares in a way of its own must say so anew.
+    """
+    records = _whole(records)
+    return records.blank() if isinstance(records, Blank) and _says(records, "blank") else None
+
+
+def _whole(records: Records) -> Records:
     while isinstance(records, Subset):
         records = records.records
-    if not isinstance(records, Apart):
-        return None
-    says, *does = (_definer(type(records), name) for name in ("apart", "take", "prepare"))
-    return records if all(issubclass(says, each) for each in does) else None
+    return records
+
+
+def _says(records: Records, method: str) -> bool:
+    """Whether a method was said of the way in which these are taken and prepared."""
+    says, *does = (_definer(type(records), name) for name in (method, "take", "prepare"))
+    return all(issubclass(says, each) for each in does)
 
 
 def _definer(kind: type, name: str) -> type:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.data.records import Batch, Indices, packed, unpacked
-from tacit.data.text import BUCKET
+from tacit.data.text import BLANK, BUCKET
 from tacit.data.tokens import Tokenizer
 from tacit.data.widths import by_edge, edge, fit
 from tacit.errors import UserError
@@ -115,6 +115,12 @@ class WordRecords:
         """Each text as long as its own bucket."""
         edges = [(edge(length, BUCKET, self._ids.shape[1]),) for length in batch["length"].tolist()]
         return [self._padded(part, width) for (width,), part in by_edge(batch, edges)]
+
+    def blank(self) -> Batch:
+        """A text of no tokens; its width follows from `max_length` alone."""
+        nothing = torch.zeros(1, 1, dtype=torch.int64)
+        batch = {"ids": nothing, "length": nothing[0], "classes": nothing}
+        return self._padded(batch, min(self._ids.shape[1], BLANK))
 
     def _padded(self, batch: Batch, width: int) -> Batch:
         mask = torch.arange(width, device=batch["ids"].device) < batch["length"].unsqueeze(1)

@@ -8,10 +8,11 @@ is spent on it. A worker computes it the first time it meets a record, and from 
   So what is kept depends on that record and the frozen numbers alone, never on who shared its batch, and a
   record for which there is no room is computed again to the same bits.
 - *Who may.* The layers are the first ones of a `nn.ModuleList`, of code that is torch's, transformers',
-  peft's or ours. A trial at the start, on ones in the shape of one record, must show that no gradient comes
+  peft's or ours. A trial at the start, on ones in the shape of a record, must show that no gradient comes
   back to what they give, that no random number was drawn before it, that the network holds what it held, and
   that a loss keeps every bit when all that the other skipped layers give is NaN. Else everything stays as it
-  is.
+  is. Under a guarantee that shape is nobody's record's: a network may pass in one width and not in another,
+  and records rounded one way or the other, by whose record came first, would tell of that one.
 - *No memory.* Frequencies that grow with the longest text so far would let a record's outputs tell of others.
   So nothing is kept, or taken, unless the network holds what it held at first, before a record and after it:
   a batch for which it does not is left to the whole network.
@@ -38,6 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.data import Batch, Records
+from tacit.data.widths import blank
 from tacit.engine.device import Compute
 from tacit.gradients import generators
 from tacit.gradients.plain import batch_size
@@ -163,14 +165,24 @@ class Front:
     outputs: Outputs = field(default_factory=Outputs)
 
     @classmethod
-    def of(cls, module: nn.Module, task: Task, records: Records, compute: Compute) -> Front | None:
-        """The front of a model in training mode, if it has one that may be skipped; the most that may."""
+    def of(
+        cls, module: nn.Module, task: Task, records: Records, compute: Compute, protected: bool = False
+    ) -> Front | None:
+        """The front of a model in training mode, if it has one that may be skipped; the most that may.
+
+        `protected`: no record may decide by its shape whether there is one, so there is none for records that
+        cannot say what they look like without that (`tacit.data.widths.Blank`).
+        """
         if not compute.here or compute.precision != "float32" or compute.activation_checkpointing:
             return None
         stacks = _stacks(module)
         if not stacks or not len(records) or not all(_trusted(part) for part in module.modules()):
             return None
-        one = records.prepare(records.take(np.zeros(1, np.int64)))
+        one = blank(records)
+        if one is None and protected:
+            return None
+        if one is None:
+            one = records.prepare(records.take(np.zeros(1, np.int64)))
         made_up = {name: torch.ones_like(values) for name, values in one.items()}
         first, resumed = Held(module), None
         for layers, count in stacks:

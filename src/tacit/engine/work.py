@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from math import fsum
+from math import fsum, nan
 
 import numpy as np
 import torch
@@ -209,9 +209,12 @@ class LocalWork:
 
 
 def mean_loss(losses: list[Tensor]) -> float:
-    """The mean over records, of each gradient's losses."""
+    """The mean over records, of each gradient's losses; NaN where it is none, as of ∞ and −∞."""
     seen = torch.cat(losses).tolist() if losses else []
-    return fsum(seen) / len(seen) if seen else 0.0
+    try:
+        return fsum(seen) / len(seen) if seen else 0.0
+    except (ValueError, OverflowError):  # a run that ended for it would tell of these records
+        return nan
 
 
 def public_steps(steps: int | None) -> int:

@@ -81,10 +81,11 @@ class Worker:
         self._model = Pristine(roots, overwritten=(flat.values, flat.grad, flat.buffers))
         # Records that are changed at random are new ones every time.
         changed = job.augment is not None
-        front = None if changed else Front.of(flat.module, job.task, job.population.records, compute)
+        records, protected = job.population.records, job.privacy is not None
+        front = None if changed else Front.of(flat.module, job.task, records, compute, protected)
         self._front = None if front is None else front.continued()
         self._task: Task = job.task if self._front is None else self._front.task
-        self._model.restore()  # a trial in the shape of somebody's record leaves nothing to the others
+        self._model.restore()  # a trial leaves nothing to the clients
         # An algorithm has only what clients send: its own to keep, unless clients are what is protected.
         protected = job.privacy is not None and not example_level
         self._algorithm = Pristine({"algorithm": job.algorithm} if protected else {})

@@ -21,10 +21,12 @@ True
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from math import inf, isfinite
 from typing import Any
 
@@ -40,7 +42,7 @@ from tacit.gradients.proof import Book, Draws, Known
 from tacit.gradients.records import Explicit, PerRecord, in_full
 from tacit.gradients.rules import RULES
 from tacit.gradients.survey import Mixed, Sums, Survey, experiment, survey
-from tacit.gradients.tape import Tape, Unsupported
+from tacit.gradients.tape import Differs, Tape, Unsupported
 from tacit.gradients.unchanged import Unchanged
 from tacit.gradients.unseen import Unseen
 from tacit.vector import Flat
@@ -70,6 +72,37 @@ class ClippedResult:
     """Sum of the losses of the records that took part."""
     dropped: int
     """Records whose gradient was not finite; they contribute zero."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Records of a batch that are computed together.
+
+    One that is left over is computed twice and counts once: kernels for one record would round it in another
+    way than those for several (see `steady`). For the same reason records that decide otherwise about what
+    is computed go each with those that agree, and not all of them by the slow road.
+    """
+
+    places: Sequence[int]
+    twice: bool
+    """Whether a record is never alone."""
+    obstacle: Unsupported | None
+    """Why they must take the slow road, if they must."""
+
+    def of(self, batch: Batch) -> Batch:
+        rows: Any = slice(self.places[0], self.places[-1] + 1) if _in_a_row(self.places) else [*self.places]
+        if self.twice and len(self.places) == 1:
+            rows = [*self.places] * 2
+        return {name: tensor[rows] for name, tensor in batch.items()}
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Iterator[_Part]:
+        """Parts of these places in this part, the last one first."""
+        for group in reversed(groups):
+            yield replace(self, places=[self.places[i] for i in group])
+
+
+def _in_a_row(places: Sequence[int]) -> bool:
+    return len(places) == places[-1] - places[0] + 1
 
 
 class ClippedGradient:
@@ -105,12 +138,13 @@ class ClippedGradient:
     def begin(self, round: int) -> None:
         """Another client's gradients follow, in round 0, 1, 2, …
 
-        What an earlier client's records put in doubt is not held against this one, so that its bits do not
-        depend on who came to the same worker before it. Experiments are made in
-        rounds 1, 10, 100, … (counted from 1), at a client's own steps 1, 10, 100, …; by who never calls this,
-        at all such steps.
+        What an earlier client's records put in doubt, or decided about what the model computes, is not held
+        against this one, so that its bits do not depend on who came to the same worker before it.
+        Experiments are made in rounds 1, 10, 100, … (counted from 1), at a client's own steps 1, 10, 100, …;
+        by who never calls this, at all such steps.
         """
         self._doubt, self._looks, self._steps = None, _power_of_ten(round + 1), 0
+        self._surveys = {key: found for key, found in self._surveys.items() if not found.decided}
 
     def __call__(
         self,
@@ -138,11 +172,22 @@ class ClippedGradient:
         before, draws = self._unchanged.state(), Draws()
         total = self.flat.grad.zero_()
         norms, loss_sum, dropped = [total.new_zeros(0, len(bounds))], total.new_zeros(()), 0
-        parts = list(self._parts(batch, size, losses))
-        if len(parts) > 1:
+        parts, decided = self._parts(batch, size, losses)
+        if len(parts) > 1 or decided:
             draws.save()
-        for part, real, obstacle in parts:
-            forms, values = self._per_record(part, losses, obstacle, draws)
+        order: list[int] = []
+        while parts:
+            part = parts.popleft()
+            try:
+                forms, values = self._per_record(part.of(batch), losses, part, draws)
+            except Differs as differing:
+                draws.forget()
+                if len(differing.groups) == len(part.places):
+                    self._tell(differing)
+                parts.extendleft(part.split(differing.groups))
+                continue
+            real = len(part.places)
+            order += part.places
             with torch.no_grad(), exactly(total.device.type):
                 part_norms = _norms(forms, groups, total.new_zeros(len(bounds), len(values)))
                 factors = (bounds.to(part_norms) * SAFE / part_norms).clamp_(max=1.0)
@@ -165,31 +210,27 @@ class ClippedGradient:
         if not stands:
             return self(batch, losses, bound, precondition, turn)
         all_norms = torch.cat(norms)
+        if order != list(range(size)):
+            all_norms = all_norms[torch.tensor(order).argsort()]
         return ClippedResult(
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
         )
 
-    def _parts(
-        self, batch: Batch, size: int, losses: Losses
-    ) -> Iterator[tuple[Batch, int, Unsupported | None]]:
-        """Slices of the batch, how many of their records count, and why they must take the slow road, if
-        they must.
+    def _parts(self, batch: Batch, size: int, losses: Losses) -> tuple[deque[_Part], bool]:
+        """Slices of the batch; and whether records decide what the model computes.
 
-        The cut depends on the model and the shapes alone, never on what was computed before. A record that is
-        left over is computed twice and counts once: kernels for one record would round it in another way than
-        those for several (see `steady`).
+        The cut depends on the model and the shapes alone, never on what was computed before.
         """
         if not size:
-            return
+            return deque(), False
         found = self._survey(batch, losses)
         if self._doubt is not None:
             found = replace(found, obstacle=self._doubt)
         micro = self._micro_batch or at_once(found, max(2, size))
-        parts = -(-size // micro)
-        for i in range(parts):  # of nearly equal sizes
-            start, stop = size * i // parts, size * (i + 1) // parts
-            rows = [start, start] if stop - start == 1 < micro else slice(start, stop)
-            yield {name: tensor[rows] for name, tensor in batch.items()}, stop - start, found.obstacle
+        count = -(-size // micro)
+        edges = [size * i // count for i in range(count + 1)]  # of nearly equal sizes
+        parts = (_Part(range(*edge), micro > 1, found.obstacle) for edge in pairwise(edges))
+        return deque(parts), found.decided
 
     def _test(self, batch: Batch, losses: Losses) -> bool:
         """Whether the gradient stands: the second line behind the proof, an experiment now and then.
@@ -256,15 +297,20 @@ class ClippedGradient:
         return self._surveys[key]
 
     def _per_record(
-        self, batch: Batch, losses: Losses, obstacle: Unsupported | None, draws: Draws
+        self, batch: Batch, losses: Losses, part: _Part, draws: Draws
     ) -> tuple[list[tuple[PerRecord, Tensor] | None], Tensor]:
-        """Each segment's per-record gradients with their squared norms, and the losses."""
+        """Each segment's per-record gradients with their squared norms, and the losses. Raises `Differs` for
+        several records that decide otherwise about what is computed.
+        """
+        obstacle = part.obstacle
         if obstacle is None:
             try:
                 tape, values = self._proved(batch, losses, draws)
                 with exactly(values.device.type):
                     return self._preconditioned(tape.backward(values)), values.detach()
             except Unsupported as reason:
+                if isinstance(reason, Differs) and len(part.places) > 1:
+                    raise
                 obstacle = reason
         self._tell(obstacle)
         grads, values = self._one_by_one(batch, losses, obstacle, draws)
@@ -340,6 +386,8 @@ class ClippedGradient:
                     values = losses(self.flat.module, tape.batch)
                 refuse_shape(values, other)
                 tape.finish(values)
+            except Differs as obstacle:
+                raise Unsupported("random numbers that decide what is computed") from obstacle
             except (RuntimeError, ValueError, IndexError, TypeError, SystemError) as error:
                 tape.say_again()
                 raise Unsupported(f"{other} records instead of {size} ({str(error)[:80]})") from error

@@ -28,7 +28,7 @@ class Token:
 class Mark:
     """What a tensor is made of; kept as an attribute of the tensor itself, so it lives exactly as long."""
 
-    __slots__ = ("axes", "core", "order", "parameters", "token")
+    __slots__ = ("axes", "coins", "core", "order", "parameters", "token")
 
     def __init__(
         self,
@@ -37,8 +37,11 @@ class Mark:
         parameters: frozenset[int] = frozenset(),
         core: Tensor | None = None,
         order: int = 0,
+        coins: bool = False,
     ) -> None:
         self.token, self.axes, self.order = token, axes, order
+        self.coins = coins
+        """Whether random numbers are in it."""
         self.parameters = parameters
         """Indices of the parameters it was computed from; empty for data and constants."""
         self.core = core

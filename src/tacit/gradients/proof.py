@@ -56,7 +56,7 @@ MANY = 50_000
 class Line:
     """One call, as often as it happens with the same arguments."""
 
-    __slots__ = ("after", "draws", "func", "number", "outputs", "parts", "shapes", "written")
+    __slots__ = ("after", "coins", "draws", "func", "number", "outputs", "parts", "shapes", "written")
 
     def __init__(self, number: int, func: Any, parts: tuple[Any, ...]) -> None:
         self.number, self.func, self.parts = number, func, parts
@@ -69,6 +69,8 @@ class Line:
         """Shapes of what it returned; None where that was not (only) tensors."""
         self.draws = False
         """Whether it draws random numbers that are no record's own, as far as it can tell."""
+        self.coins = False
+        """Whether it draws any."""
 
 
 class Book:
@@ -234,6 +236,11 @@ class Draws:
         self.outcomes: list[Tensor] = []
         self.shared: list[bool] | None = None
         self.python: Any = None
+
+    def forget(self) -> None:
+        """The pass that is under way starts anew: what it drew, if it was the first, is no part's."""
+        if self.shared is None:
+            self.outcomes.clear()
 
     def save(self) -> None:
         """Keep the state of Python's and numpy's generators, to start every part from."""

@@ -12,7 +12,7 @@ one thread. Where every record has a matrix of its own, as in attention, a kerne
 matrix begins, so all of them begin where a line of the cache does. Convolutions with kernels of one pixel,
 which torch computes in several ways, are products here. Functions of single numbers are computed in whole
 vectors, so that none of them are left over, and in one layout, of which torch has kernels of their own; so
-are sums over an axis that comes before the records'.
+are sums, and softmax, over an axis that comes before the records'.
 
 This was measured on one thread of CPUs with AVX2 and AVX-512, of products on several (`tests/adversarial`),
 and is said of nothing else. Fused attention, einsum, recurrent layers, and sums over axes on both sides of
@@ -214,8 +214,8 @@ def _written(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _over_columns(reduction: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`torch.sum` or `torch.mean`. Over a first axis it takes several columns at a time, and those that are
-    left over in another order.
+    """`torch.sum`, `torch.softmax` and their kin. Over any axis but the last they take several columns at a
+    time, and those that are left over in another order.
     """
 
     @functools.wraps(reduction)
@@ -223,10 +223,27 @@ def _over_columns(reduction: Callable[..., Tensor]) -> Callable[..., Tensor]:
         dim = options[0] if options else named.get("dim", named.get("axis"))
         axes = [axis % input.dim() for axis in _each(dim)] if dim is not None and input.dim() else []
         missing = -input.shape[-1] % VECTOR if axes else 0
-        if 0 not in axes or input.dim() - 1 in axes or not missing or input.device.type != "cpu":
+        if not axes or input.dim() - 1 in axes or not missing or input.device.type != "cpu":
             return reduction(input, *options, **named)
         columns = input.shape[-1]
         return reduction(F.pad(input, (0, missing)), *options, **named)[..., :columns].clone()
+
+    return steady
+
+
+def _over_columns_of_two(product: Callable[..., Tensor], usual: int) -> Callable[..., Tensor]:
+    """The same for products that are summed over an axis, the `usual` one if none is named."""
+
+    @functools.wraps(product)
+    def steady(*given: Any, **named: Any) -> Tensor:
+        dim = given[2] if len(given) > 2 else named.get("dim", usual)
+        alike = len(given) > 1 and given[0].shape == given[1].shape and given[0].dim() > 0
+        missing = -given[0].shape[-1] % VECTOR if alike else 0
+        if not missing or dim % given[0].dim() == given[0].dim() - 1 or given[0].device.type != "cpu":
+            return product(*given, **named)
+        columns = given[0].shape[-1]
+        filled = [F.pad(factor, (0, missing)) for factor in given[:2]]
+        return product(*filled, *given[2:], **named)[..., :columns].clone()
 
     return steady
 
@@ -289,6 +306,13 @@ _TWO = [
     for name in ("arctan2", "atan2", "logaddexp", "logaddexp2")
 ]
 
+_OVER = [
+    getattr(home, name)
+    for home in _HOMES
+    for name in ("sum", "mean", "nansum", "nanmean", "softmax", "log_softmax", "softmin", "logsumexp")
+    if hasattr(home, name)
+]
+
 STEADY: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear,
     torch.addmm: addmm,
@@ -302,7 +326,9 @@ STEADY: dict[Any, Callable[..., Tensor]] = {
     **_IN_PLACE,
     **{function: _pairs(function) for function in _TWO},
     Tensor.__rpow__: _power_of,
-    **{over: _over_columns(over) for over in (torch.sum, Tensor.sum, torch.mean, Tensor.mean)},
+    **{over: _over_columns(over) for over in _OVER},
+    torch.linalg.vecdot: _over_columns_of_two(torch.linalg.vecdot, -1),
+    F.cosine_similarity: _over_columns_of_two(F.cosine_similarity, 1),
 }
 """What the tape runs instead of torch's own; arguments are called what torch calls them."""
 

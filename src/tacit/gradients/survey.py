@@ -46,6 +46,8 @@ class Survey:
     """Bytes that book-keeping keeps for one record until the weighted sum."""
     obstacle: Unsupported | None
     """Why book-keeping is not possible, if it is not."""
+    decided: bool = False
+    """Whether this may be otherwise for other records: they decide what the model computes."""
 
 
 def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch], Tape]) -> Survey:
@@ -84,11 +86,13 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
         generators.set_state(state, device)
         random.setstate(others[0])
         np.random.set_state(others[1])  # noqa: NPY002
+        watching = tape(twice)  # copies agree about whatever they decide
         try:
-            return Survey(*_trial(module, pair, losses, tape(pair)), None)
+            return Survey(*_trial(module, twice, losses, watching), None, watching.decided)
         except Unsupported as obstacle:
             whole = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-            return Survey(whole, 2 * whole, obstacle)
+            # What stands in the way of this record need not be in that of others.
+            return Survey(whole, 2 * whole, None if watching.decided else obstacle, watching.decided)
         finally:
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002

@@ -56,6 +56,15 @@ Rule = Callable[..., Any]
 _NONE: frozenset[int] = frozenset()
 
 
+class Differs(Unsupported):
+    """Records decide otherwise about what is computed: those that agree can be watched together."""
+
+    def __init__(self, reason: str, groups: list[list[int]]) -> None:
+        super().__init__(reason)
+        self.groups = groups
+        """The records' places, those of one decision together."""
+
+
 class Tape(TorchFunctionMode):
     """Watches one forward pass over `batch`; `backward` returns each parameter's per-record gradients."""
 
@@ -87,9 +96,13 @@ class Tape(TorchFunctionMode):
         self._seeds = generators.seeds(self._device) if replay else None
         self._token = Token(self.refuse)
         teach_transformers()
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[tuple[str, bool], Mark] = {}
         self._obstacle: Unsupported | None = None
+        self.decided = False
+        """Whether records have had a say in what is computed."""
         self._written: dict[int, int] = {}
+        self._coined: dict[int, torch.UntypedStorage] = {}
+        """Memory that random numbers were written into; held, so that nothing else comes to stand there."""
         self._versions: dict[int, int] = {}
         self._clock = 0
         self._own_marks = {
@@ -201,6 +214,10 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         """A call with arguments that have not been seen: where do the axes go?"""
         if func in AGREED and data and len(args) == 1 and not kwargs and not args[0].requires_grad:
+            if self._has_coins(tensors, marks):
+                # Passes in which records agree would be kept, and others drawn again: who shares a batch
+                # would have a say in a record's coins.
+                raise Unsupported(f"{function_name(func)} (random numbers leave torch)")
             return self._agreed(func, args[0], marks[0].axes)
         if data and (func == WANTS or func is Tensor.requires_grad_):
             return args[0]  # what a model wants of its input's gradient does not concern its parameters
@@ -222,11 +239,15 @@ class Tape(TorchFunctionMode):
             line.written = [0]
             if data and "R" not in marks[0].axes:
                 line.after = [(0, self._alone(tensors[0]))]
-        state = None if data else generators.state(self._device)
+        state = generators.state(self._device)
         self.program.append(-1)
         place = len(self.program) - 1
         out = self._call(line, func, args, kwargs, tensors, marks, data, parameters)
-        line.draws = state is not None and not generators.same(state, generators.state(self._device))
+        line.coins = not generators.same(state, generators.state(self._device))
+        line.draws = line.coins and not data
+        if line.coins and func not in COMPOSED:  # not known before the first time
+            self._tag_all(line, func, args, kwargs, out, data, parameters, coins=True)
+            self._coin(line, tensors)
         outputs = tensors_in(out)
         if data and not outputs and func is not Tensor.__setitem__:
             raise Unsupported(f"{function_name(func)} (data leaves torch)", alone=True)
@@ -235,7 +256,7 @@ class Tape(TorchFunctionMode):
             # Not known before the first time: a draw that should have been the one of another part.
             self._draw(line, out, fresh=True)
         kept = self._book.add(self.records, func, key)
-        for name in ("outputs", "after", "written", "shapes", "draws"):
+        for name in ("outputs", "after", "written", "shapes", "draws", "coins"):
             setattr(kept, name, getattr(line, name))
         self.program[place] = kept.number
         return out
@@ -275,7 +296,10 @@ class Tape(TorchFunctionMode):
             self._versions[target.untyped_storage().data_ptr()] = target._version
         for i, axes in line.after:
             self._wrote(tensors[i], axes)
-        self._tag_all(line, func, args, kwargs, out, data, parameters)
+        coins = line.coins or self._has_coins(tensors, marks)
+        if coins and line.written:
+            self._coin(line, tensors)
+        self._tag_all(line, func, args, kwargs, out, data, parameters, coins)
         return out
 
     def _tag_all(
@@ -287,6 +311,7 @@ class Tape(TorchFunctionMode):
         out: Any,
         data: bool,
         parameters: frozenset[int],
+        coins: bool,
     ) -> None:
         outputs = [out] if isinstance(out, Tensor) else tensors_in(out)
         axes = line.outputs
@@ -297,21 +322,22 @@ class Tape(TorchFunctionMode):
             axes = [self._alone(t) if data else "." * t.dim() for t in outputs]
         for tensor, letters in zip(outputs, axes, strict=True):
             if data or not parameters:
-                self._tag(tensor, letters)
+                self._tag(tensor, letters, coins)
             elif id(tensor) not in self._index:
                 if tensor.requires_grad:
                     core = self._core(func, args, kwargs, tensor, letters)
-                    tensor._tacit = Mark(self._token, letters, parameters, core)  # type: ignore[attr-defined]
+                    mark = Mark(self._token, letters, parameters, core, coins=coins)
+                    tensor._tacit = mark  # type: ignore[attr-defined]
                 else:
-                    self._tag(tensor, letters)
+                    self._tag(tensor, letters, coins)
 
-    def _tag(self, tensor: Tensor, axes: str) -> None:
+    def _tag(self, tensor: Tensor, axes: str, coins: bool = False) -> None:
         if self._written:
-            mark = Mark(self._token, axes, order=self._clock)
+            mark = Mark(self._token, axes, order=self._clock, coins=coins)
         else:
-            found = self._marks.get(axes)
+            found = self._marks.get((axes, coins))
             if found is None:
-                found = self._marks[axes] = Mark(self._token, axes)
+                found = self._marks[axes, coins] = Mark(self._token, axes, coins=coins)
             mark = found
         if tensor._version:
             self._versions[tensor.untyped_storage().data_ptr()] = tensor._version
@@ -350,9 +376,9 @@ class Tape(TorchFunctionMode):
         if not made_before and (mark is not None or tensor not in self._known):
             raise Unsupported("a tensor of unknown origin", alone=True)
         axes = "." * tensor.dim()
-        found = self._marks.get(axes)
+        found = self._marks.get((axes, False))
         if found is None:
-            found = self._marks[axes] = Mark(self._token, axes)
+            found = self._marks[axes, False] = Mark(self._token, axes)
         return found
 
     def _refuse_writes(self, func: Any, line: Line, tensors: list[Tensor]) -> None:
@@ -371,15 +397,34 @@ class Tape(TorchFunctionMode):
         self._written[tensor.untyped_storage().data_ptr()] = self._clock
         self._tag(tensor, axes)
 
+    def _has_coins(self, tensors: Sequence[Tensor], marks: Sequence[Mark]) -> bool:
+        """Whether random numbers are in one of these."""
+        for mark in marks:
+            if mark.coins:
+                return True
+        return bool(self._coined) and any(_memory(tensor) in self._coined for tensor in tensors)
+
+    def _coin(self, line: Line, tensors: Sequence[Tensor]) -> None:
+        """Random numbers were written: other views of that memory have them, too."""
+        for target in (tensors[i] for i in line.written):
+            if memory := _memory(target):
+                self._coined[memory] = target.untyped_storage()
+
     def _agreed(self, func: Any, tensor: Tensor, axes: str) -> Tensor:
         """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""  # noqa: E501
+        self.decided = True
         each = tensor.movedim(axes.index("R"), 0).reshape(self.records, -1)
         name = func.__name__
         values = (
             getattr(each, name)(1) if name in ("all", "any", "amax", "amin") else getattr(each, "a" + name)(1)
         )
         if not bool((values == values[0]).all()):
-            raise Unsupported(f"{function_name(func)} (data leaves torch, and differs between records)")
+            groups: dict[Any, list[int]] = {}
+            for place, value in enumerate(values.tolist()):
+                groups.setdefault(value if value == value else "nan", []).append(place)
+            if len(groups) > 1:  # all may be no numbers, and agree
+                reason = f"{function_name(func)} (data leaves torch, and differs between records)"
+                raise Differs(reason, list(groups.values()))
         out: Tensor = func(tensor)
         self._tag(out, "")
         return out
@@ -597,6 +642,11 @@ class Tape(TorchFunctionMode):
 
     def _name(self, parameters: frozenset[int]) -> str:
         return ", ".join(self._names[i] for i in sorted(parameters))
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor's numbers are; 0 of one that has none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.numel() else 0
 
 
 COMPOSED: set[Any] = {torch.nn.functional.multi_head_attention_forward}

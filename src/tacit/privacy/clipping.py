@@ -42,6 +42,8 @@ Mode = Literal["clip", "normalize"]
 
 _STRETCH = 1 << 15  # in the processor's cache, and small enough that torch does not split it over threads
 _BEYOND = "a bounded upload is longer than its bound in whole numbers, so it was not added"
+_NOTHING = 1e-150
+"""Shorter ones are not stretched: their squares have too few digits in float64, or none."""
 _SAFE = 1 - 2.0**-21
 """Rounding to float32 moves each coordinate by up to 2⁻²⁴ of itself; this stays below C."""
 
@@ -164,7 +166,7 @@ class Bound:
         return norm, [self._factor(n, group.bound) for n, group in zip(norms, self.groups, strict=True)]
 
     def _factor(self, norm: float, bound: float) -> float:
-        keeps = norm == 0 if self.mode == "normalize" else _within(norm, bound)
+        keeps = norm < _NOTHING if self.mode == "normalize" else _within(norm, bound)
         return 1.0 if keeps else bound / norm * _SAFE
 
     def apply(self, uploads: Vectors) -> tuple[Vectors, float]:
@@ -244,7 +246,8 @@ def _square(vector: Tensor) -> float:
     total = 0.0
     for stretch in torch.split(vector, _STRETCH):
         wide = scratch[: stretch.numel()].copy_(stretch)
-        total += torch.linalg.vector_norm(wide).item() ** 2
+        norm = torch.linalg.vector_norm(wide).item()
+        total += norm * norm  # infinite where that has no room; a power would raise
     return total
 
 

@@ -28,6 +28,8 @@ from tacit.lazy import torch
 
 BUCKET = 24
 """Batches are padded to a multiple of so many frames: few distinct shapes, which kernels like."""
+BLANK = 4
+"""Buckets of an utterance that is nobody's: a network is tried with it."""
 TOKEN_BUCKET = 16
 """The least width of a transcript that is padded by itself."""
 
@@ -130,6 +132,16 @@ class SpeechRecords:
             {**part, "x": fit(part["x"], frames).float(), "tokens": fit(part["tokens"], tokens)}
             for (frames, tokens), part in by_edge(batch, edges)
         ]
+
+    def blank(self) -> Batch:
+        """Silence, and a transcript, of widths that are the same for every corpus."""
+        length = torch.ones(1, dtype=torch.int64)
+        return {
+            "x": torch.zeros(1, BLANK * BUCKET, BANDS),
+            "frames": length,
+            "tokens": torch.zeros(1, TOKEN_BUCKET, dtype=torch.int64),
+            "lengths": length.clone(),
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self._x, self._offsets, self._tokens, self._token_offsets, self._users, self._seconds)
