@@ -296,6 +296,30 @@ def test_a_broken_picture_is_named(tmp_path: Path, name: str) -> None:
         load("folder", root)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_picture_of_sixteen_bits_is_refused_and_not_cut_to_eight(tmp_path: Path, first: bool) -> None:
+    root = tmp_path / "scans"
+    for kind in ("ill", "well"):
+        (root / kind).mkdir(parents=True)
+        for number in range(6):
+            Image.new("L", (6, 6), number).save(root / kind / f"{number}.png")
+    name = "0.png" if first else "zz.png"
+    Image.fromarray(np.full((6, 6), 30_000, np.uint16)).save(root / "ill" / name)
+    with pytest.raises(UserError, match=rf"{name}: its pixels have more than 8 bits \(mode I;16\); save it"):
+        load("folder", root)
+
+
+def test_colours_are_not_lost_where_the_first_picture_is_grey(tmp_path: Path) -> None:
+    root = picture_folder(tmp_path / "pets")
+    for file in root.rglob("*.png"):
+        Image.new("L", (6, 6), 9).save(file)
+    Image.new("RGB", (6, 6), (7, 7, 7)).save(root / "train" / "dog" / "zz.png")
+    assert load("folder", root).shape == (1, 6, 6), "three equal channels are grey"
+    Image.new("RGB", (6, 6), (7, 7, 8)).save(root / "train" / "dog" / "zz.png")
+    with pytest.raises(UserError, match=r"zz\.png is in colour, and the first picture is grey; save all"):
+        load("folder", root)
+
+
 def test_a_folder_of_one_class_has_none(tmp_path: Path) -> None:
     root = tmp_path / "pets" / "cat"
     root.mkdir(parents=True)

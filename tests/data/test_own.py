@@ -380,6 +380,27 @@ def test_pictures_from_files_and_a_broken_one_among_many(tmp_path) -> None:
     assert len(tacit.dataset(rows, image="file", label="kind", on_bad="skip").train) in (10, 11)
 
 
+@pytest.mark.parametrize("deep", [np.uint16, np.int32, np.float32])
+def test_a_picture_of_more_than_eight_bits_is_refused_and_not_cut(tmp_path, deep) -> None:
+    from PIL import Image
+
+    rows = [{"file": str(tmp_path / f"{n}.tiff"), "kind": "ab"[n % 2]} for n in range(12)]
+    for row in rows:
+        Image.fromarray(np.full((6, 5), 200, np.uint8)).save(row["file"])
+    Image.fromarray(np.full((6, 5), 20_000, deep)).save(rows[4]["file"])
+    with pytest.raises(tacit.UserError, match=r"4\.tiff' cannot be read as a picture \(its pixels have more"):
+        tacit.dataset(rows, image="file", label="kind")
+    assert len(tacit.dataset(rows, image="file", label="kind", on_bad="skip").train) in (10, 11)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [((8, 6, 4), (4, 8, 6)), ((8, 6, 3), (3, 8, 6)), ((13, 4, 4), (13, 4, 4))]
+)
+def test_arrays_with_their_channels_last_are_turned(given, read) -> None:
+    rows = [{"picture": np.full(given, n, np.uint8), "kind": "ab"[n % 2]} for n in range(12)]
+    assert tacit.dataset(rows, image="picture", label="kind").shape == read
+
+
 # --- tasks --------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.data.columns import Columns, Meaning
+from tacit.data.pictures import mode_of
 from tacit.errors import UserError
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -452,7 +453,8 @@ def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:
         found = found[None] if found.ndim == 2 else found
         if found.ndim != 3:
             raise UserError(f"image: {where} has shape {found.shape}; a picture is [channels, height, width]")
-        if found.shape[-1] in (1, 3) and found.shape[0] not in (1, 3):
+        last = found.shape[-1] in (1, 3) and found.shape[0] not in (1, 3)
+        if last or (found.shape[-1] == 4 and min(found.shape[:2]) > 4):  # RGBA
             found = found.transpose(2, 0, 1)
         if found.dtype == np.uint8:
             return found
@@ -463,7 +465,7 @@ def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:
         if isinstance(value, Mapping):  # as `datasets` keeps undecoded pictures
             value = io.BytesIO(value["bytes"]) if value.get("bytes") else value["path"]
         picture = value if hasattr(value, "convert") else Image.open(value)
-        picture = picture.convert("L" if picture.mode in ("1", "L", "I;16", "I") else "RGB")
+        picture = picture.convert(mode_of(picture))
         if size is not None:
             picture = picture.resize((size, size))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UnidentifiedImageError) as error:

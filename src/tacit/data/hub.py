@@ -21,6 +21,7 @@ from rich.progress import track
 
 from tacit.data.decode import Arrays
 from tacit.data.partition import named, set_aside
+from tacit.data.pictures import coloured, mode_of
 from tacit.data.text import write_texts
 from tacit.errors import UserError
 from tacit.fetching.hub import TIMEOUT, Unavailable, first_line, left_out, probe
@@ -64,7 +65,8 @@ def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     if isinstance(where, Path):
         found = where.rglob("*") if where.is_dir() else [where]
         files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
-    described = [3, source.kind, str(where), astuple(columns), size, files]
+    version = 3 if columns.text else 4  # since 4, no picture is cut to 8 bits or loses its colours
+    described = [version, source.kind, str(where), astuple(columns), size, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
     return f"{stem[:40]}-{digest[:16]}"
@@ -265,7 +267,7 @@ def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
 
 def _shape(table: Any, columns: ColumnNames) -> tuple[int, int, int]:
     first = _opened(lambda: table[0][columns.image], 0)
-    return 1 if first.mode in ("1", "L", "I;16", "I") else 3, first.height, first.width
+    return 1 if mode_of(first) == "L" else 3, first.height, first.width
 
 
 def _opened(get: Callable[[], Any], number: int) -> Any:
@@ -278,7 +280,16 @@ def _opened(get: Callable[[], Any], number: int) -> Any:
             type(error).__name__
         ]  # whole: it ends with the file's name
         raise UserError(f"picture {number}: {told[0]}; mend the file, or take it away") from None
+    try:
+        mode_of(picture)
+    except ValueError as error:
+        raise UserError(f"{_called(picture, number)}: {error}") from None
     return picture
+
+
+def _called(picture: Any, number: int) -> str:
+    """How a picture is called: by its file, if it has one."""
+    return getattr(picture, "filename", "") or f"picture {number}"
 
 
 def _fill(x: NDArray[np.uint8], table: Any, columns: ColumnNames, size: int | None) -> None:
@@ -287,12 +298,18 @@ def _fill(x: NDArray[np.uint8], table: Any, columns: ColumnNames, size: int | No
     rows = iter(_watched(table.select_columns([columns.image]), "decoding pictures"))
     for i in range(len(table)):
         found = _opened(lambda: next(rows)[columns.image], i)
+        if mode == "L" and coloured(found):
+            raise UserError(
+                f"{_called(found, i)} is in colour, and the first picture is grey; save all of them grey, or "
+                "all in colour (RGB)"
+            )
         picture = found.convert(mode)
         if size:
             picture = picture.resize((width, height))
         elif picture.size != (width, height):
-            name = getattr(found, "filename", "") or f"picture {i}"
-            raise _Unequal(f"{name} is {picture.width} × {picture.height}, not {width} × {height}")
+            raise _Unequal(
+                f"{_called(found, i)} is {picture.width} × {picture.height}, not {width} × {height}"
+            )
         x[i] = np.asarray(picture).reshape(height, width, channels).transpose(2, 0, 1)
 
 
