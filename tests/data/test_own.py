@@ -401,6 +401,63 @@ def test_arrays_with_their_channels_last_are_turned(given, read) -> None:
     assert tacit.dataset(rows, image="picture", label="kind").shape == read
 
 
+def test_dates_and_complex_numbers_are_no_numbers_in_any_unit() -> None:
+    """Python's `float` makes nanoseconds of the one, and drops half of the other."""
+    for unit in ("ns", "us", "D"):
+        for values, told in (
+            (np.array(["2024-07-02"] * 20, f"M8[{unit}]"), "is the date 2024-07-02.*, not a number; make it"),
+            (np.array([183] * 20, "m8[D]").astype(f"m8[{unit}]"), "is the time 183 days.*, not a number"),
+        ):
+            with pytest.raises(tacit.UserError, match=f"features: row 0: column 'v' {told}"):
+                tacit.dataset({"v": values, "y": [0, 1] * 10}, features=["v"], label="y")
+            with pytest.raises(tacit.UserError, match=f"label: row 0: column 'v' {told}"):
+                tacit.dataset({"v": values, "x": [0, 1] * 10}, features=["x"], label="v", task="regression")
+    wave = np.arange(20) * (1 + 2j)
+    with pytest.raises(tacit.UserError, match="column 'v' is 0j, not one number; make it two"):
+        tacit.dataset({"v": wave, "y": [0, 1] * 10}, features=["v"], label="y")
+    with pytest.raises(tacit.UserError, match="column 'v' is 0j, not one number"):
+        tacit.dataset({"v": wave, "x": [0, 1] * 10}, features=["x"], label="v", task="regression")
+
+
+@pytest.mark.parametrize("unit", ["ns", "us"])
+def test_a_day_that_is_missing_is_missing(unit) -> None:
+    """In nanoseconds numpy calls it -9223372036854775808: a user of that name, or a class."""
+    days = np.array(["2024-07-02", "2024-07-03"] * 10, f"M8[{unit}]")
+    days[3] = "NaT"
+    rows = {"x": np.arange(20.0), "y": [0, 1] * 10, "day": days}
+    with pytest.raises(tacit.UserError, match="user: row 3: column 'day' is missing"):
+        tacit.dataset(rows, features=["x"], label="y", user="day")
+    with pytest.raises(tacit.UserError, match="label: row 3: column 'day' is missing"):
+        tacit.dataset(rows, features=["x"], label="day")
+    with pytest.raises(tacit.UserError, match="features: row 0: column 'day' is missing; fill it in"):
+        tacit.dataset({**rows, "day": days[3:4].repeat(20)}, features=["day"], label="y")
+
+
+def test_columns_with_numbers_for_names() -> None:
+    """As those of a DataFrame made from an array are."""
+    import pandas
+
+    x = np.arange(20.0)
+    frame = pandas.DataFrame({0: x, 1: x**2, 2: [0, 1] * 10, 3: list(range(10)) * 2})
+    data = tacit.dataset(frame, features=[0, 1], label=2, user=3)
+    assert data.shape == (2,) and data.classes == 2 and data.train.x[4].tolist() == [4.0, 16.0]
+    assert data.train.users is not None and len(set(data.train.users)) == 10
+    with pytest.raises(tacit.UserError, match=r"label: name one column \(got \[0, 2\]\); several numbers"):
+        tacit.dataset(frame, features=[1], label=[0, 2], task="regression")
+
+
+def test_a_column_that_test_data_lack_is_not_looked_for_in_those_to_train_on() -> None:
+    tested = [{"age": row["age"], "job": row["job"]} for row in ROWS]
+    with pytest.raises(tacit.UserError, match="no column 'who'; the test data have age, job"):
+        tacit.dataset(ROWS, test=tested, features=["age"], label="job", user="who")
+
+
+def test_a_sparse_matrix_is_told_how_to_become_an_array() -> None:
+    sparse = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(20))
+    with pytest.raises(tacit.UserError, match=r"x is a sparse matrix; give an array \(x\.toarray\(\)\)"):
+        tacit.dataset((sparse, [0, 1] * 10))
+
+
 # --- tasks --------------------------------------------------------------------------------------------------
 
 
