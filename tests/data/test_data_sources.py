@@ -339,6 +339,47 @@ def test_a_file_without_a_text_in_a_row_says_what_can_be_done(
     assert capfd.readouterr() == ("", ""), "no bars where nobody looks"
 
 
+def test_nothing_but_an_empty_cell_is_missing_in_a_file_of_texts(tmp_path: Path) -> None:
+    """pandas takes None, NA and null for missing, and 007 for the number 7."""
+    file, texts = tmp_path / "notes.csv", ("null", "007", "1.50", "plain")
+    rows = [f"{texts[n % 4]},{('None', 'Mild', 'NA')[n % 3]},{('NA', 'bo')[n % 2]}" for n in range(48)]
+    file.write_text("t,y,who\n" + "\n".join(rows) + "\n")
+    data = load("csv", file, text=("t",), label="y", user="who", tokens=Tokenisation(Bytes()))
+    assert data.label_names == ("Mild", "NA", "None")
+    assert data.train.users is not None and set(data.train.users) == {"NA", "bo"}
+    told = {data.train.raw(index).decode().split("\0")[1] for index in range(len(data.train))}
+    assert told == set(texts)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["a", "b", None], "column 'y' has a row without a label; fill it in, or leave such rows out"),
+        ([0.0, 1.0, None], "column 'y' has a row without a label"),
+        ([0.0, 1.0, 2.5], r"column 'y' holds 2\.5, which is no class; .* set task: regression"),
+        ([["a"], ["b"], []], "column 'y' holds lists, which are no classes; .* set task: multi-label"),
+    ],
+)
+def test_labels_of_texts_are_all_there_and_are_classes(
+    tmp_path: Path, kind: str, labels: list[object], told: str
+) -> None:
+    import pandas
+
+    frame = pandas.DataFrame({"t": [f"word {n}" for n in range(30)], "y": labels * 10})
+    file = tmp_path / f"notes.{kind}"
+    if kind == "csv":
+        if isinstance(labels[0], list):
+            pytest.skip("such a file holds no lists")
+        frame.to_csv(file, index=False)
+    elif kind == "parquet":
+        frame.to_parquet(file)
+    else:
+        frame.to_json(file, orient="records", lines=True)
+    with pytest.raises(UserError, match=told):
+        load(kind.replace("jsonl", "json"), file, text=("t",), label="y", tokens=Tokenisation(Bytes()))
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "what"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -458,6 +459,24 @@ def test_a_sparse_matrix_is_told_how_to_become_an_array() -> None:
         tacit.dataset((sparse, [0, 1] * 10))
 
 
+@pytest.mark.parametrize(
+    ("task", "labels", "read"),
+    [
+        ("regression", [0.25, 0.5, -1.75], [0.25, 0.5, -1.75]),
+        ("regression", [[0.5, 1.5], [2.5, 3], [4, 5]], [[0.5, 1.5], [2.5, 3.0], [4.0, 5.0]]),
+        ("multi-label", [["a"], ["a", "b"], []], [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]),
+    ],
+)
+def test_labels_of_texts_that_are_no_classes_are_kept_as_they_are(task, labels, read) -> None:
+    rows = [{"t": f"word {n}", "y": label} for n, label in enumerate(labels * 4)]
+    data = tacit.dataset(rows, test=rows, text="t", label="y", task=task, tokenizer="bytes")
+    again = pickle.loads(pickle.dumps(data.train))
+    for records in (data.train, again):
+        assert records.take(np.array([2, 0, 1]))["y"].tolist() == [read[2], read[0], read[1]]
+        assert records.labels is None and len({records.raw(n) for n in (0, 3)}) == 2
+    assert data.train.raw(0).decode() == f"{read[0]}\0word 0"
+
+
 # --- tasks --------------------------------------------------------------------------------------------------
 
 
@@ -650,6 +669,39 @@ def test_a_file_of_numbers_is_a_table_whatever_it_is_called(command) -> None:
         "data", "c.yaml", "--set", "data.name=fashion-mnist-slice", "--set", "data.path=null"
     )
     assert code == 2 and "data.features: it is of a table, which fashion-mnist-slice is not" in err
+
+
+TEXTS = """\
+rounds: 1
+data:
+  {name: json, path: notes.jsonl, text: t, label: y, tokenizer: bytes, max_length: 16,
+   partition: {kind: iid, clients: 3}}
+model: {config: {model_type: bert, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}}
+cohort: 2
+local: {steps: 1, batch: 5, lr: 0.1}
+engine: {workers: 0}
+"""
+
+
+@pytest.mark.parametrize("task", ["regression", "multi-label"])
+def test_a_file_of_texts_with_labels_that_are_no_classes_is_a_table(command, task) -> None:
+    def of(n: int) -> object:
+        return n / 4 if task == "regression" else [["a"], ["a", "b"], []][n % 3]
+
+    Path("notes.jsonl").write_text("\n".join(json.dumps({"t": f"word {n}", "y": of(n)}) for n in range(30)))
+    Path("c.yaml").write_text(TEXTS)
+    code, _, err = command("run", "c.yaml")
+    assert code == 2 and f"set task: {task}" in err
+    code, out, err = command("run", "c.yaml", "--set", f"task={task}", "--out", "run")
+    assert code == 0 and ("RMSE" if task == "regression" else "F1") in out, err
+
+
+def test_texts_of_a_table_are_packed_too(command) -> None:
+    Path("notes.jsonl").write_text("\n".join(json.dumps({"t": f"word {n}"}) for n in range(30)))
+    Path("c.yaml").write_text(TEXTS.replace("label: y, ", "pack: 100, on_bad: skip, "))
+    code, out, err = command("data", "c.yaml", "--set", "task=language", "--json")
+    assert code == 0, err
+    assert json.loads(out)["train_records"] < 15, out
 
 
 # --- by import path -----------------------------------------------------------------------------------------

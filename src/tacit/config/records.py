@@ -25,6 +25,9 @@ OF_TABLES = (
 )  # fmt: skip
 """Keys of the data section that only a table heeds; a csv, parquet or json file that has one is a table."""
 
+TASKS_OF_TABLES = ("regression", "multi-label", "token-classification")
+"""Tasks whose labels are no classes of records: a csv, parquet or json file with such is a table, too."""
+
 
 def build_dataset(config: Config) -> Dataset:
     """The records, fetched if need be."""
@@ -37,8 +40,10 @@ def build_dataset(config: Config) -> Dataset:
             )
         return found
     stated = [key for key in OF_TABLES if getattr(section, key) != type(section).model_fields[key].default]
-    if section.name == TABLE or (section.name in FILES and stated):
-        return _table(config)
+    of_table = config.task is not None and config.task.name in TASKS_OF_TABLES
+    if section.name == TABLE or (section.name in FILES and (stated or of_table)):
+        table = _table(config)
+        return table if section.pack is None else _joined(table, section.pack)
     if stated:
         raise UserError(f"data.{stated[0]}: it is of a table, which {section.name} is not; leave it out")
     texts = data.has_texts(section.name, section.text)

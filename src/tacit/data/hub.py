@@ -32,6 +32,7 @@ ROWS = "rows"
 """A folder whose files say by their names what they are."""
 PARTS = ("text", "pair")
 """What the first and the second text of a record are called in the cache."""
+OF_FILES = "name another column, or, of a csv, parquet or json file, set"
 
 
 class _Unequal(Exception):
@@ -65,8 +66,8 @@ def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     if isinstance(where, Path):
         found = where.rglob("*") if where.is_dir() else [where]
         files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
-    version = 3 if columns.text else 4  # since 4, no picture is cut to 8 bits or loses its colours
-    described = [version, source.kind, str(where), astuple(columns), size, files]
+    # Since 4, no picture is cut to 8 bits or loses its colours, and no missing label is a class.
+    described = [4, source.kind, str(where), astuple(columns), size, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
     return f"{stem[:40]}-{digest[:16]}"
@@ -92,7 +93,11 @@ def convert(
     with tempfile.TemporaryDirectory() as scratch:
         where = source.where
         files = isinstance(where, Path)
-        splits = _from_files(source, columns.user, scratch) if files else _from_hub(str(where), offline)
+        splits = (
+            _from_files(source, columns.user, columns.text, scratch)
+            if files
+            else _from_hub(str(where), offline)
+        )
         train = splits["train"] if "train" in splits else splits[next(iter(splits))]
         columns = _guess(train, columns)
         guessed = files and source.kind == PICTURES and any(Path(where).rglob("metadata.csv"))
@@ -194,9 +199,13 @@ def _refuse_other_ids(table: Any, user: str | None, guessed: bool) -> None:
         raise UserError(f"column {user!r} has rows without a user; give each its own, or leave such rows out")
 
 
-def _from_files(source: Source, user: str | None, scratch: str) -> Any:
-    """`user`: a column that is read as it stands: a reader that finds a type for all of it would call 001 by
-    another name where nobody has letters.
+def _text_of(cell: str) -> str | None:
+    return cell or None
+
+
+def _from_files(source: Source, user: str | None, texts: tuple[str, ...], scratch: str) -> Any:
+    """`user` and `texts`: columns that are read as they stand. A reader that finds a type for all of it would
+    call 001 by another name where nobody has letters.
     """
     import datasets
 
@@ -209,8 +218,12 @@ def _from_files(source: Source, user: str | None, scratch: str) -> Any:
         if kind == ROWS:
             return datasets.load_dataset(str(where), cache_dir=scratch)
         place = {"data_dir": str(where)} if where.is_dir() else {"data_files": str(where)}
-        as_text: dict[str, Any] = {} if kind != "csv" or user is None else {"converters": {user: str}}
-        return datasets.load_dataset(kind, **place, **as_text, cache_dir=scratch)
+        if kind != "csv":
+            return datasets.load_dataset(kind, **place, cache_dir=scratch)
+        # Nothing but an empty cell is missing: a label may be called None, and a person NA.
+        as_written: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+        as_written["converters"] = dict.fromkeys(texts, _text_of) | ({} if user is None else {user: str})
+        return datasets.load_dataset(kind, **place, **as_written, cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
         what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
         none = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
@@ -318,14 +331,32 @@ def _classes(table: Any, columns: ColumnNames) -> tuple[NDArray[Any] | None, lis
     feature = table.features[columns.label]
     if hasattr(feature, "num_classes"):
         return None, [feature.int2str(number) for number in range(feature.num_classes)]
-    values = np.unique(np.asarray(table[columns.label]))
+    values = np.unique(_label_values(table, columns))
     return values, [str(value) for value in values]
 
 
+def _label_values(table: Any, columns: ColumnNames) -> NDArray[Any]:
+    """What stands in the column of labels: no row lacks one, and decimals are no classes."""
+    given = table[columns.label]
+    where = f"column {columns.label!r}"
+    if any(label is None or label != label or label == "" for label in given):
+        raise UserError(
+            f"{where} has a row without a label; fill it in, or leave such rows out (data.on_bad: skip)"
+        )
+    if any(isinstance(label, list | dict) for label in given):
+        raise UserError(f"{where} holds lists, which are no classes; {OF_FILES} task: multi-label")
+    values = np.asarray(given)
+    if values.dtype.kind != "f":
+        return values
+    if (odd := values[values != np.round(values)]).size:
+        raise UserError(f"{where} holds {odd[0]:g}, which is no class; {OF_FILES} task: regression")
+    return values.astype(np.int64)
+
+
 def _labels(table: Any, columns: ColumnNames, codes: NDArray[Any] | None) -> NDArray[np.int64]:
-    values = np.asarray(table[columns.label])
     if codes is None:
-        return values.astype(np.int64)
+        return np.asarray(table[columns.label], np.int64)
+    values = _label_values(table, columns)
     strangers = np.setdiff1d(values, codes)
     if len(strangers):
         raise UserError(

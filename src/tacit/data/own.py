@@ -277,7 +277,8 @@ def _records(
             made = WordRecords.made(xs, ys, meaning.tokenizer, meaning.max_length, people)
             return made, (meaning.max_length,)
         pairs = Texts.of(x[1] for x in xs) if len(meaning.text) == 2 else None
-        labels = None if meaning.label is None else np.asarray(ys, np.int64)
+        kind = np.float32 if meaning.task in ("regression", "multi-label") else np.int64
+        labels = None if meaning.label is None else np.asarray(ys, kind)
         texts = Texts.of(x[0] for x in xs)
         return TextRecords(texts, meaning.tokenizer, meaning.max_length, labels, people, pairs), (
             meaning.max_length,
