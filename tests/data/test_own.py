@@ -696,6 +696,30 @@ def test_a_file_of_texts_with_labels_that_are_no_classes_is_a_table(command, tas
     assert code == 0 and ("RMSE" if task == "regression" else "F1") in out, err
 
 
+def test_an_export_says_which_columns_are_meant_and_what_outputs_are(command) -> None:
+    import pandas
+
+    pandas.DataFrame(ROWS).to_csv("people.csv", index=False)
+    Path("t.yaml").write_text(TABLE)
+    normalise = "data.normalise={mean: [40, 3], std: [20, 3]}"
+    assert command("run", "t.yaml", "--set", normalise, "--out", "run")[0] == 0
+    assert command("export", "run", "table")[0] == 0
+    told = "It takes float32 [batch, 2]: age, pay (in this order), minus (40, 3), divided by (20, 3)."
+    assert told in Path("table/README.md").read_text()
+    Path("c.yaml").write_text(TEXTS)
+    for task, kind, labels in (
+        ("regression", "regression", [0.5, 1.5]),
+        ("multi-label", "multi_label_classification", [["a"], ["a", "b"]]),
+        ("classification", None, ["a", "b"]),
+    ):
+        rows = [json.dumps({"t": f"word {n}", "y": labels[n % 2]}) for n in range(30)]
+        Path("notes.jsonl").write_text("\n".join(rows))
+        code, _, err = command("run", "c.yaml", "--set", f"task={task}", "--out", f"runs/{task}")
+        assert code == 0 and command("export", f"runs/{task}", task)[0] == 0, err
+        assert json.loads(Path(task, "config.json").read_text()).get("problem_type") == kind
+        assert "Tokens are a text's UTF-8 bytes" in Path(task, "README.md").read_text()
+
+
 def test_texts_of_a_table_are_packed_too(command) -> None:
     Path("notes.jsonl").write_text("\n".join(json.dumps({"t": f"word {n}"}) for n in range(30)))
     Path("c.yaml").write_text(TEXTS.replace("label: y, ", "pack: 100, on_bad: skip, "))

@@ -65,6 +65,8 @@ class Dataset:
     """What the classes stand for where they spell a text (speech): one string for each."""
     left_out: str = ""
     """What was left out as it was read (`on_bad: skip`), in a few words."""
+    features: tuple[str, ...] = ()
+    """The columns that the numbers of a record are from, in order; none where there are no such columns."""
 
 
 class Pictures(NamedTuple):

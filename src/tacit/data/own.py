@@ -236,6 +236,7 @@ def from_columns(
     return Dataset(
         name, train_records, test_records, classes, shape, licence, origin, meaning.task, meaning.tokenizer,
         label_names=coding.names, tokens=coding.tokens, left_out=left_out,
+        features=() if meaning.features == ("x",) else meaning.features,
     )  # fmt: skip
 
 
