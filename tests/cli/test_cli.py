@@ -206,6 +206,12 @@ def test_bad_files(command, recipe: Path, text: str, message: str) -> None:
     assert len(err.strip().splitlines()) == 1
 
 
+def test_data_of_owners_are_shown_by_the_owners(command, recipe: Path) -> None:
+    code, _, err = command("data", recipe, "--set", "data.partition={kind: owners, clients: 40}")
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "owners keep their records" in err and "`tacit client check`" in err
+
+
 def test_missing_things(command, recipe: Path) -> None:
     for arguments, message in (
         (("run", "nowhere.yaml"), "no such file"),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tacit.cli.common import ConfigFile, Json, Overrides, console_for, print_json, working
+from tacit.errors import UserError
 
 
 def data(
@@ -32,6 +33,11 @@ def data(
         from tacit.data import describe
 
         resolved = load_one(file, config.parse_overrides(overrides))
+        if resolved.data.partition.kind == "owners":
+            raise UserError(
+                "data.partition: owners keep their records, so nothing of them can be shown here; each owner "
+                "counts its own with `tacit client check`"
+            )
         dataset = build_dataset(resolved)
         population = build_population(resolved, dataset)
         labelled = dataset.train.labels is not None
