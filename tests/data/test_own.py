@@ -615,6 +615,21 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind) -> None:
     assert data.train.users.tolist() == same.train.users.tolist()
 
 
+def test_a_bad_row_has_the_same_number_in_a_frame_and_in_its_files(tmp_path) -> None:
+    import pandas
+
+    frame = pandas.DataFrame({"x": [float(n) for n in range(20)], "y": [0, 1] * 10})
+    frame.loc[7, "x"] = None
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_json(tmp_path / "t.json", orient="records")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    files = {"parquet": "row 7", "json": "row 7", "csv": "line 9", "jsonl": "line 8"}
+    for source, place in ((frame, "row 7"), *((tmp_path / f"t.{kind}", at) for kind, at in files.items())):
+        with pytest.raises(tacit.UserError, match=f"{place}: column 'x'"):
+            tacit.dataset(source, features=["x"], label="y")
+
+
 TABLE = """\
 rounds: 1
 data:
