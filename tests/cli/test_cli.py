@@ -206,6 +206,13 @@ def test_bad_files(command, recipe: Path, text: str, message: str) -> None:
     assert len(err.strip().splitlines()) == 1
 
 
+def test_how_much_clients_have_is_one_line_under_a_narrow_table(command, recipe: Path) -> None:
+    one = "data.partition={kind: iid, clients: 4}"
+    code, out, err = command("data", recipe, "--set", one, "--set", "data.name=fashion-mnist-slice")
+    assert code == 0, err
+    assert "Training records a client: 2,500 to 2,500, median 2,500" in out.splitlines()
+
+
 def test_data_of_owners_are_shown_by_the_owners(command, recipe: Path) -> None:
     code, _, err = command("data", recipe, "--set", "data.partition={kind: owners, clients: 40}")
     assert code == 2 and len(err.splitlines()) == 1

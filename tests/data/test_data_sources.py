@@ -339,6 +339,23 @@ def test_a_file_without_a_text_in_a_row_says_what_can_be_done(
     assert capfd.readouterr() == ("", ""), "no bars where nobody looks"
 
 
+def test_a_folder_of_texts_has_no_classes_and_is_told_where_they_go(tmp_path: Path) -> None:
+    for n in range(12):
+        file = tmp_path / "notes" / ("good" if n % 2 else "bad") / f"{n}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"word {n}")
+    told = "texts with classes go into a csv or json file, with a column for either"
+    with pytest.raises(UserError, match=rf"folder of pictures \(there is no record in it\); {told}"):
+        load("folder", tmp_path / "notes")
+    texts = {"text": ("text",), "tokens": Tokenisation(Bytes())}
+    with pytest.raises(UserError, match=f"nothing beside text could be the label; {told}"):
+        load("folder", tmp_path / "notes", **texts)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="column 'text' holds the texts, so it cannot be the label"):
+        load("folder", tmp_path / "notes", label="text", **texts)  # type: ignore[arg-type]
+    data = load("folder", tmp_path / "notes", labelled=False, **texts)  # type: ignore[arg-type]
+    assert data.task == "language" and len(data.train) + len(data.test) == 12
+
+
 def test_nothing_but_an_empty_cell_is_missing_in_a_file_of_texts(tmp_path: Path) -> None:
     """pandas takes None, NA and null for missing, and 007 for the number 7."""
     file, texts = tmp_path / "notes.csv", ("null", "007", "1.50", "plain")

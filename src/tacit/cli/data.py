@@ -50,4 +50,5 @@ def data(
         return
     console.print(f"[bold]{dataset.name}[/bold] ({dataset.licence}), {dataset.origin}")
     console.print(describe.to_table(population, dataset.classes, limit, dataset.label_names))
+    console.print(describe.sizes_told(population).capitalize())
     console.print(f"Label split drawn in {picture}" if labelled else "No labels, so no picture of them.")

@@ -32,6 +32,7 @@ ROWS = "rows"
 """A folder whose files say by their names what they are."""
 PARTS = ("text", "pair")
 """What the first and the second text of a record are called in the cache."""
+WITH_CLASSES = "texts with classes go into a csv or json file, with a column for either"
 OF_FILES = "name another column, or, of a csv, parquet or json file, set"
 
 
@@ -229,7 +230,9 @@ def _from_files(source: Source, user: str | None, texts: tuple[str, ...], scratc
         none = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
         # What went wrong is beneath its "an error occurred".
         why = "there is no record in it" if none else first_line(error.__cause__ or error)
-        raise UserError(f"{where} cannot be read as {what} ({why})") from None
+        noted = none and kind == PICTURES and where.is_dir() and any(where.rglob("*.txt"))
+        instead = f"; {WITH_CLASSES}" if noted else ""
+        raise UserError(f"{where} cannot be read as {what} ({why}){instead}") from None
     finally:
         if not hidden:
             datasets.enable_progress_bars()
@@ -256,11 +259,17 @@ def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
         if given is not None and given not in kinds:
             raise UserError(f"the data have no column {given!r}; they have {', '.join(kinds)}")
 
+    for role, column in (("label", columns.label), ("user", columns.user)):
+        if column is not None and column in columns.text:
+            raise UserError(f"column {column!r} holds the texts, so it cannot be the {role}; name another")
+
     def one(what: str, kind: str, usual: Iterable[str]) -> str:
         typed = [name for name, found in kinds.items() if found == kind]
         named = [name for name in usual if name in kinds]
         if len(typed) == 1 or named:
             return typed[0] if len(typed) == 1 else named[0]
+        if what == "label" and not set(kinds) - set(columns.text):
+            raise UserError(f"nothing beside {' and '.join(columns.text)} could be the label; {WITH_CLASSES}")
         if what == "label" and set(kinds.values()) == {"Image"}:
             raise UserError(
                 "there are no classes; a folder of pictures has a sub-folder for each, two or more"
