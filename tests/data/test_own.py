@@ -743,6 +743,24 @@ def test_texts_of_a_table_are_packed_too(command) -> None:
     assert json.loads(out)["train_records"] < 15, out
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("jsonl", "unknown data set 'jsonl'; a jsonl file is `name: table` with `path: FILE`"),
+        ("people.csv", "unknown data set 'people.csv'; a csv file is `name: table` with `path: FILE`"),
+        ("tabel", "unknown data set 'tabel'; did you mean 'table'?"),
+        ("folder", "data.features: it is of a table, which folder is not; leave it out"),
+    ],
+)
+def test_a_data_set_that_does_not_exist_is_told_before_its_keys(command, name, told) -> None:
+    import pandas
+
+    pandas.DataFrame(ROWS).to_csv("people.csv", index=False)
+    Path("c.yaml").write_text(TABLE.replace("name: table", f"name: {name}"))
+    code, _, err = command("data", "c.yaml")
+    assert code == 2 and told in err
+
+
 # --- by import path -----------------------------------------------------------------------------------------
 
 MODULE = """

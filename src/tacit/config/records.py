@@ -44,7 +44,9 @@ def build_dataset(config: Config) -> Dataset:
     if section.name == TABLE or (section.name in FILES and (stated or of_table)):
         table = _table(config)
         return table if section.pack is None else _joined(table, section.pack)
+    speech = None if section.speech is None else section.speech.model_dump(exclude_unset=True)
     if stated:
+        data.check(section.name, section.path, section.offline, speech)  # whether there is such a data set
         raise UserError(f"data.{stated[0]}: it is of a table, which {section.name} is not; leave it out")
     texts = data.has_texts(section.name, section.text)
     found = data.load(
@@ -60,7 +62,7 @@ def build_dataset(config: Config) -> Dataset:
         mean=None if normalise is None else normalise.mean,
         std=None if normalise is None else normalise.std,
         tokens=data.Tokenisation(build_tokenizer(config), section.max_length) if texts else None,
-        speech=None if section.speech is None else section.speech.model_dump(exclude_unset=True),
+        speech=speech,
     )
     return found if section.pack is None else _joined(found, section.pack)
 

@@ -133,6 +133,9 @@ def check(
             raise UserError(f"{name!r} comes from the hub; for a folder of pictures use data set 'folder'")
     else:
         near = difflib.get_close_matches(name, names(), n=1)
+        kind = name.rpartition(".")[2].lower()
+        if kind in ("tsv", "jsonl", *FILES):  # a file's name, or its kind
+            raise UserError(f"unknown data set {name!r}; a {kind} file is `name: {TABLE}` with `path: FILE`")
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}"
         raise UserError(f"unknown data set {name!r}; {hint}")
 
