@@ -149,7 +149,12 @@ BAD = [
     (["--set", "local.lr=fast"], "local.lr: must be a number (got 'fast')"),
     (["--set", "rounds=2.5"], "rounds: must be a whole number (got 2.5)"),
     (["--set", "data.offline=perhaps"], "data.offline: must be true or false (got 'perhaps')"),
-    (["--set", "data.path=3"], "data.path: must be a text (got 3)"),
+    (["--set", "data.path=3"], "data.path: must be a text (got 3); put it in quotes"),
+    (["--set", "data.label=yes"], "data.label: must be a text (got True); in YAML yes, no, on and off are"),
+    (
+        ["--set", "server.optimizer={import: 'a:B'}"],
+        "must be a text (got {'import': 'a:B'}); nothing is imported here: pass the object in Python",
+    ),
     (["--set", "server.optimizer=sdg"], "sgd"),
     (["--set", "server.momentun=0.9"], "momentun"),
     (["--set", "evaluate.clients=5"], "set data.holdout"),
@@ -201,6 +206,19 @@ def test_bad_files(command, recipe: Path, text: str, message: str) -> None:
     assert len(err.strip().splitlines()) == 1
 
 
+def test_how_much_clients_have_is_one_line_under_a_narrow_table(command, recipe: Path) -> None:
+    one = "data.partition={kind: iid, clients: 4}"
+    code, out, err = command("data", recipe, "--set", one, "--set", "data.name=fashion-mnist-slice")
+    assert code == 0, err
+    assert "Training records a client: 2,500 to 2,500, median 2,500" in out.splitlines()
+
+
+def test_data_of_owners_are_shown_by_the_owners(command, recipe: Path) -> None:
+    code, _, err = command("data", recipe, "--set", "data.partition={kind: owners, clients: 40}")
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "owners keep their records" in err and "`tacit client check`" in err
+
+
 def test_missing_things(command, recipe: Path) -> None:
     for arguments, message in (
         (("run", "nowhere.yaml"), "no such file"),
@@ -215,6 +233,16 @@ def test_missing_things(command, recipe: Path) -> None:
         assert code == 2
         assert message in err
         assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["resume", "statement", "verify", "test", "export"])
+def test_a_folder_of_runs_is_no_run_and_one_of_them_is_named(command, tmp_path: Path, name: str) -> None:
+    for part in ("seed=1", "seed=0"):
+        (tmp_path / "five" / part).mkdir(parents=True)
+        (tmp_path / "five" / part / "config.yaml").write_text("rounds: 1\n")
+    code, _, err = command(name, "five", *(["model"] if name == "export" else []))
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "five is no run, but has 2 in it; name one of them, such as 'five/seed=0' (a sweep goes on" in err
 
 
 def test_a_run_is_exported(command, recipe: Path, tmp_path: Path) -> None:

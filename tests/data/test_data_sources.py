@@ -296,6 +296,30 @@ def test_a_broken_picture_is_named(tmp_path: Path, name: str) -> None:
         load("folder", root)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_picture_of_sixteen_bits_is_refused_and_not_cut_to_eight(tmp_path: Path, first: bool) -> None:
+    root = tmp_path / "scans"
+    for kind in ("ill", "well"):
+        (root / kind).mkdir(parents=True)
+        for number in range(6):
+            Image.new("L", (6, 6), number).save(root / kind / f"{number}.png")
+    name = "0.png" if first else "zz.png"
+    Image.fromarray(np.full((6, 6), 30_000, np.uint16)).save(root / "ill" / name)
+    with pytest.raises(UserError, match=rf"{name}: its pixels have more than 8 bits \(mode I;16\); save it"):
+        load("folder", root)
+
+
+def test_colours_are_not_lost_where_the_first_picture_is_grey(tmp_path: Path) -> None:
+    root = picture_folder(tmp_path / "pets")
+    for file in root.rglob("*.png"):
+        Image.new("L", (6, 6), 9).save(file)
+    Image.new("RGB", (6, 6), (7, 7, 7)).save(root / "train" / "dog" / "zz.png")
+    assert load("folder", root).shape == (1, 6, 6), "three equal channels are grey"
+    Image.new("RGB", (6, 6), (7, 7, 8)).save(root / "train" / "dog" / "zz.png")
+    with pytest.raises(UserError, match=r"zz\.png is in colour, and the first picture is grey; save all"):
+        load("folder", root)
+
+
 def test_a_folder_of_one_class_has_none(tmp_path: Path) -> None:
     root = tmp_path / "pets" / "cat"
     root.mkdir(parents=True)
@@ -313,6 +337,64 @@ def test_a_file_without_a_text_in_a_row_says_what_can_be_done(
     with pytest.raises(UserError, match=r"column 't' has a row without a text; .*on_bad: skip"):
         load("csv", file, text=("t",), label="y", tokens=Tokenisation(Bytes()))
     assert capfd.readouterr() == ("", ""), "no bars where nobody looks"
+
+
+def test_a_folder_of_texts_has_no_classes_and_is_told_where_they_go(tmp_path: Path) -> None:
+    for n in range(12):
+        file = tmp_path / "notes" / ("good" if n % 2 else "bad") / f"{n}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"word {n}")
+    told = "texts with classes go into a csv or json file, with a column for either"
+    with pytest.raises(UserError, match=rf"folder of pictures \(there is no record in it\); {told}"):
+        load("folder", tmp_path / "notes")
+    texts = {"text": ("text",), "tokens": Tokenisation(Bytes())}
+    with pytest.raises(UserError, match=f"nothing beside text could be the label; {told}"):
+        load("folder", tmp_path / "notes", **texts)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="column 'text' holds the texts, so it cannot be the label"):
+        load("folder", tmp_path / "notes", label="text", **texts)  # type: ignore[arg-type]
+    data = load("folder", tmp_path / "notes", labelled=False, **texts)  # type: ignore[arg-type]
+    assert data.task == "language" and len(data.train) + len(data.test) == 12
+
+
+def test_nothing_but_an_empty_cell_is_missing_in_a_file_of_texts(tmp_path: Path) -> None:
+    """pandas takes None, NA and null for missing, and 007 for the number 7."""
+    file, texts = tmp_path / "notes.csv", ("null", "007", "1.50", "plain")
+    rows = [f"{texts[n % 4]},{('None', 'Mild', 'NA')[n % 3]},{('NA', 'bo')[n % 2]}" for n in range(48)]
+    file.write_text("t,y,who\n" + "\n".join(rows) + "\n")
+    data = load("csv", file, text=("t",), label="y", user="who", tokens=Tokenisation(Bytes()))
+    assert data.label_names == ("Mild", "NA", "None")
+    assert data.train.users is not None and set(data.train.users) == {"NA", "bo"}
+    told = {data.train.raw(index).decode().split("\0")[1] for index in range(len(data.train))}
+    assert told == set(texts)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["a", "b", None], "column 'y' has a row without a label; fill it in, or leave such rows out"),
+        ([0.0, 1.0, None], "column 'y' has a row without a label"),
+        ([0.0, 1.0, 2.5], r"column 'y' holds 2\.5, which is no class; .* set task: regression"),
+        ([["a"], ["b"], []], "column 'y' holds lists, which are no classes; .* set task: multi-label"),
+    ],
+)
+def test_labels_of_texts_are_all_there_and_are_classes(
+    tmp_path: Path, kind: str, labels: list[object], told: str
+) -> None:
+    import pandas
+
+    frame = pandas.DataFrame({"t": [f"word {n}" for n in range(30)], "y": labels * 10})
+    file = tmp_path / f"notes.{kind}"
+    if kind == "csv":
+        if isinstance(labels[0], list):
+            pytest.skip("such a file holds no lists")
+        frame.to_csv(file, index=False)
+    elif kind == "parquet":
+        frame.to_parquet(file)
+    else:
+        frame.to_json(file, orient="records", lines=True)
+    with pytest.raises(UserError, match=told):
+        load(kind.replace("jsonl", "json"), file, text=("t",), label="y", tokens=Tokenisation(Bytes()))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -380,6 +381,102 @@ def test_pictures_from_files_and_a_broken_one_among_many(tmp_path) -> None:
     assert len(tacit.dataset(rows, image="file", label="kind", on_bad="skip").train) in (10, 11)
 
 
+@pytest.mark.parametrize("deep", [np.uint16, np.int32, np.float32])
+def test_a_picture_of_more_than_eight_bits_is_refused_and_not_cut(tmp_path, deep) -> None:
+    from PIL import Image
+
+    rows = [{"file": str(tmp_path / f"{n}.tiff"), "kind": "ab"[n % 2]} for n in range(12)]
+    for row in rows:
+        Image.fromarray(np.full((6, 5), 200, np.uint8)).save(row["file"])
+    Image.fromarray(np.full((6, 5), 20_000, deep)).save(rows[4]["file"])
+    with pytest.raises(tacit.UserError, match=r"4\.tiff' cannot be read as a picture \(its pixels have more"):
+        tacit.dataset(rows, image="file", label="kind")
+    assert len(tacit.dataset(rows, image="file", label="kind", on_bad="skip").train) in (10, 11)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [((8, 6, 4), (4, 8, 6)), ((8, 6, 3), (3, 8, 6)), ((13, 4, 4), (13, 4, 4))]
+)
+def test_arrays_with_their_channels_last_are_turned(given, read) -> None:
+    rows = [{"picture": np.full(given, n, np.uint8), "kind": "ab"[n % 2]} for n in range(12)]
+    assert tacit.dataset(rows, image="picture", label="kind").shape == read
+
+
+def test_dates_and_complex_numbers_are_no_numbers_in_any_unit() -> None:
+    """Python's `float` makes nanoseconds of the one, and drops half of the other."""
+    for unit in ("ns", "us", "D"):
+        for values, told in (
+            (np.array(["2024-07-02"] * 20, f"M8[{unit}]"), "is the date 2024-07-02.*, not a number; make it"),
+            (np.array([183] * 20, "m8[D]").astype(f"m8[{unit}]"), "is the time 183 days.*, not a number"),
+        ):
+            with pytest.raises(tacit.UserError, match=f"features: row 0: column 'v' {told}"):
+                tacit.dataset({"v": values, "y": [0, 1] * 10}, features=["v"], label="y")
+            with pytest.raises(tacit.UserError, match=f"label: row 0: column 'v' {told}"):
+                tacit.dataset({"v": values, "x": [0, 1] * 10}, features=["x"], label="v", task="regression")
+    wave = np.arange(20) * (1 + 2j)
+    with pytest.raises(tacit.UserError, match="column 'v' is 0j, not one number; make it two"):
+        tacit.dataset({"v": wave, "y": [0, 1] * 10}, features=["v"], label="y")
+    with pytest.raises(tacit.UserError, match="column 'v' is 0j, not one number"):
+        tacit.dataset({"v": wave, "x": [0, 1] * 10}, features=["x"], label="v", task="regression")
+
+
+@pytest.mark.parametrize("unit", ["ns", "us"])
+def test_a_day_that_is_missing_is_missing(unit) -> None:
+    """In nanoseconds numpy calls it -9223372036854775808: a user of that name, or a class."""
+    days = np.array(["2024-07-02", "2024-07-03"] * 10, f"M8[{unit}]")
+    days[3] = "NaT"
+    rows = {"x": np.arange(20.0), "y": [0, 1] * 10, "day": days}
+    with pytest.raises(tacit.UserError, match="user: row 3: column 'day' is missing"):
+        tacit.dataset(rows, features=["x"], label="y", user="day")
+    with pytest.raises(tacit.UserError, match="label: row 3: column 'day' is missing"):
+        tacit.dataset(rows, features=["x"], label="day")
+    with pytest.raises(tacit.UserError, match="features: row 0: column 'day' is missing; fill it in"):
+        tacit.dataset({**rows, "day": days[3:4].repeat(20)}, features=["day"], label="y")
+
+
+def test_columns_with_numbers_for_names() -> None:
+    """As those of a DataFrame made from an array are."""
+    import pandas
+
+    x = np.arange(20.0)
+    frame = pandas.DataFrame({0: x, 1: x**2, 2: [0, 1] * 10, 3: list(range(10)) * 2})
+    data = tacit.dataset(frame, features=[0, 1], label=2, user=3)
+    assert data.shape == (2,) and data.classes == 2 and data.train.x[4].tolist() == [4.0, 16.0]
+    assert data.train.users is not None and len(set(data.train.users)) == 10
+    with pytest.raises(tacit.UserError, match=r"label: name one column \(got \[0, 2\]\); several numbers"):
+        tacit.dataset(frame, features=[1], label=[0, 2], task="regression")
+
+
+def test_a_column_that_test_data_lack_is_not_looked_for_in_those_to_train_on() -> None:
+    tested = [{"age": row["age"], "job": row["job"]} for row in ROWS]
+    with pytest.raises(tacit.UserError, match="no column 'who'; the test data have age, job"):
+        tacit.dataset(ROWS, test=tested, features=["age"], label="job", user="who")
+
+
+def test_a_sparse_matrix_is_told_how_to_become_an_array() -> None:
+    sparse = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(20))
+    with pytest.raises(tacit.UserError, match=r"x is a sparse matrix; give an array \(x\.toarray\(\)\)"):
+        tacit.dataset((sparse, [0, 1] * 10))
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "read"),
+    [
+        ("regression", [0.25, 0.5, -1.75], [0.25, 0.5, -1.75]),
+        ("regression", [[0.5, 1.5], [2.5, 3], [4, 5]], [[0.5, 1.5], [2.5, 3.0], [4.0, 5.0]]),
+        ("multi-label", [["a"], ["a", "b"], []], [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]),
+    ],
+)
+def test_labels_of_texts_that_are_no_classes_are_kept_as_they_are(task, labels, read) -> None:
+    rows = [{"t": f"word {n}", "y": label} for n, label in enumerate(labels * 4)]
+    data = tacit.dataset(rows, test=rows, text="t", label="y", task=task, tokenizer="bytes")
+    again = pickle.loads(pickle.dumps(data.train))
+    for records in (data.train, again):
+        assert records.take(np.array([2, 0, 1]))["y"].tolist() == [read[2], read[0], read[1]]
+        assert records.labels is None and len({records.raw(n) for n in (0, 3)}) == 2
+    assert data.train.raw(0).decode() == f"{read[0]}\0word 0"
+
+
 # --- tasks --------------------------------------------------------------------------------------------------
 
 
@@ -518,6 +615,21 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind) -> None:
     assert data.train.users.tolist() == same.train.users.tolist()
 
 
+def test_a_bad_row_has_the_same_number_in_a_frame_and_in_its_files(tmp_path) -> None:
+    import pandas
+
+    frame = pandas.DataFrame({"x": [float(n) for n in range(20)], "y": [0, 1] * 10})
+    frame.loc[7, "x"] = None
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_json(tmp_path / "t.json", orient="records")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    files = {"parquet": "row 7", "json": "row 7", "csv": "line 9", "jsonl": "line 8"}
+    for source, place in ((frame, "row 7"), *((tmp_path / f"t.{kind}", at) for kind, at in files.items())):
+        with pytest.raises(tacit.UserError, match=f"{place}: column 'x'"):
+            tacit.dataset(source, features=["x"], label="y")
+
+
 TABLE = """\
 rounds: 1
 data:
@@ -572,6 +684,81 @@ def test_a_file_of_numbers_is_a_table_whatever_it_is_called(command) -> None:
         "data", "c.yaml", "--set", "data.name=fashion-mnist-slice", "--set", "data.path=null"
     )
     assert code == 2 and "data.features: it is of a table, which fashion-mnist-slice is not" in err
+
+
+TEXTS = """\
+rounds: 1
+data:
+  {name: json, path: notes.jsonl, text: t, label: y, tokenizer: bytes, max_length: 16,
+   partition: {kind: iid, clients: 3}}
+model: {config: {model_type: bert, hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 1}}
+cohort: 2
+local: {steps: 1, batch: 5, lr: 0.1}
+engine: {workers: 0}
+"""
+
+
+@pytest.mark.parametrize("task", ["regression", "multi-label"])
+def test_a_file_of_texts_with_labels_that_are_no_classes_is_a_table(command, task) -> None:
+    def of(n: int) -> object:
+        return n / 4 if task == "regression" else [["a"], ["a", "b"], []][n % 3]
+
+    Path("notes.jsonl").write_text("\n".join(json.dumps({"t": f"word {n}", "y": of(n)}) for n in range(30)))
+    Path("c.yaml").write_text(TEXTS)
+    code, _, err = command("run", "c.yaml")
+    assert code == 2 and f"set task: {task}" in err
+    code, out, err = command("run", "c.yaml", "--set", f"task={task}", "--out", "run")
+    assert code == 0 and ("RMSE" if task == "regression" else "F1") in out, err
+
+
+def test_an_export_says_which_columns_are_meant_and_what_outputs_are(command) -> None:
+    import pandas
+
+    pandas.DataFrame(ROWS).to_csv("people.csv", index=False)
+    Path("t.yaml").write_text(TABLE)
+    normalise = "data.normalise={mean: [40, 3], std: [20, 3]}"
+    assert command("run", "t.yaml", "--set", normalise, "--out", "run")[0] == 0
+    assert command("export", "run", "table")[0] == 0
+    told = "It takes float32 [batch, 2]: age, pay (in this order), minus (40, 3), divided by (20, 3)."
+    assert told in Path("table/README.md").read_text()
+    Path("c.yaml").write_text(TEXTS)
+    for task, kind, labels in (
+        ("regression", "regression", [0.5, 1.5]),
+        ("multi-label", "multi_label_classification", [["a"], ["a", "b"]]),
+        ("classification", None, ["a", "b"]),
+    ):
+        rows = [json.dumps({"t": f"word {n}", "y": labels[n % 2]}) for n in range(30)]
+        Path("notes.jsonl").write_text("\n".join(rows))
+        code, _, err = command("run", "c.yaml", "--set", f"task={task}", "--out", f"runs/{task}")
+        assert code == 0 and command("export", f"runs/{task}", task)[0] == 0, err
+        assert json.loads(Path(task, "config.json").read_text()).get("problem_type") == kind
+        assert "Tokens are a text's UTF-8 bytes" in Path(task, "README.md").read_text()
+
+
+def test_texts_of_a_table_are_packed_too(command) -> None:
+    Path("notes.jsonl").write_text("\n".join(json.dumps({"t": f"word {n}"}) for n in range(30)))
+    Path("c.yaml").write_text(TEXTS.replace("label: y, ", "pack: 100, on_bad: skip, "))
+    code, out, err = command("data", "c.yaml", "--set", "task=language", "--json")
+    assert code == 0, err
+    assert json.loads(out)["train_records"] < 15, out
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("jsonl", "unknown data set 'jsonl'; a jsonl file is `name: table` with `path: FILE`"),
+        ("people.csv", "unknown data set 'people.csv'; a csv file is `name: table` with `path: FILE`"),
+        ("tabel", "unknown data set 'tabel'; did you mean 'table'?"),
+        ("folder", "data.features: it is of a table, which folder is not; leave it out"),
+    ],
+)
+def test_a_data_set_that_does_not_exist_is_told_before_its_keys(command, name, told) -> None:
+    import pandas
+
+    pandas.DataFrame(ROWS).to_csv("people.csv", index=False)
+    Path("c.yaml").write_text(TABLE.replace("name: table", f"name: {name}"))
+    code, _, err = command("data", "c.yaml")
+    assert code == 2 and told in err
 
 
 # --- by import path -----------------------------------------------------------------------------------------

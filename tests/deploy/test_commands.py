@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tacit.config.owner import OwnRecords, read_owner
 from tacit.deploy.folders import Door, Invitation
 from tacit.deploy.keys import read_key
 from tacit.deploy.roster import Roster
+from tacit.deploy.statement import OwnStatement
 from tacit.errors import UserError
 
 OWNER = """name: clinic
@@ -82,6 +84,12 @@ def test_records_that_are_not_there_are_named_by_their_whole_path(clinic: Path) 
         str(refused.value)
         == f"data.path: there is no {clinic.resolve()}/records.csv; put the file there, or correct it"
     )
+
+
+def test_one_round_of_one_run_is_told_as_one() -> None:
+    one = OwnStatement("example", 0.5, 1e-6, 4.0, 1, 1, 0, 0, 0, ())
+    assert "in 1 round of 1 run; allowed is 4." in one.text()
+    assert "in 2 rounds of 1 run; allowed" in replace(one, rounds=2).text()
 
 
 def test_how_many_records_there_are_is_told_only_if_the_owner_says_so(clinic: Path) -> None:

@@ -185,3 +185,24 @@ def test_a_known_sampler_as_an_object_is_the_config_s_own() -> None:
     run("object", simulated, sampling=Poisson(COHORT / CLIENTS))
     run("config", simulated)
     assert torch.equal(theta("object"), theta("config"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"trackers": tacit.Tracker}, "trackers: give a list of them, such as trackers="),
+        (
+            {"trackers": [blobs]},
+            "trackers: this function has none of the methods that a run calls: start, clien",
+        ),
+        (
+            {"trackers": [Growing]},
+            r"trackers: Growing is a class; pass an instance of it, trackers=\[Growing",
+        ),
+        ({"model": torch.nn.Linear}, r"model: Linear is a class; pass an instance of it, model=Linear\(…\)"),
+    ],
+)
+def test_what_a_run_cannot_use_is_told_before_it_begins(tmp_path: Path, given, told) -> None:
+    with pytest.raises(UserError, match=told):
+        tacit.run(tacit.load(SECTIONS), tmp_path / "run", dataset=blobs(), **given)
+    assert not (tmp_path / "run").exists()

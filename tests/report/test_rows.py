@@ -78,7 +78,7 @@ def test_the_table_marks_units_simulations_and_unfinished_runs(command, recipe_r
     code, out, _ = command("compare", "runs")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    assert "1 of 2" in out and "1 of these runs are not finished" in out
+    assert "1 of 2" in out and "1 of these runs is not finished" in out
     assert "client, simulated" in out and "is no claim" in out
     assert "record" in out and "not the same promise" in out
     assert all(f"runs/{name}" in out for name in ("half", "sim", "rec"))

@@ -15,6 +15,7 @@ from tacit.config import Config
 from tacit.config.build import build_base, build_dataset, build_model
 from tacit.config.methods import build_algorithm
 from tacit.data import ArrayRecords, Dataset
+from tacit.data.tokens import BYTES_AROUND, Bytes
 from tacit.errors import UserError
 from tacit.federation.checkpoint import load_model
 from tacit.federation.files import write_atomically
@@ -25,6 +26,7 @@ from tacit.models.export import (
     auto_class,
     copy_tokenizer,
     name_labels,
+    name_task,
     outputs,
     save_adapter,
     save_model,
@@ -138,12 +140,16 @@ def export(
 def _inputs(dataset: Dataset) -> str:
     """What the model was fed: without it, its weights are of little use to anybody else."""
     if dataset.tokenizer is not None:
-        return f"It reads texts as tokens, at most {dataset.shape[0]:,} of them."
+        own = isinstance(dataset.tokenizer, Bytes)
+        told = f" Tokens are a text's UTF-8 bytes, {BYTES_AROUND}." if own else ""
+        return f"It reads texts as tokens, at most {dataset.shape[0]:,} of them.{told}"
     records = dataset.train
     if not isinstance(records, ArrayRecords) or records.x.dtype.kind not in "fu":
         return ""
     said = f"It takes float32 [batch, {', '.join(map(str, dataset.shape))}]"
     said += " of pixels ÷ 255" if records.x.dtype == np.uint8 else ""
+    if len(dataset.features) == dataset.shape[0]:
+        said += f": {', '.join(dataset.features)} (in this order)"
     for how, given in (("minus", records.mean), ("divided by", records.std)):
         numbers = np.ravel(given).tolist() if given is not None else []
         told = ", ".join(f"{number:g}" for number in numbers)
@@ -154,7 +160,9 @@ def _inputs(dataset: Dataset) -> str:
 def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, partial: Path, into: Path) -> str:
     """Write the model; the Python that loads it from where it will be."""
     section = config.model
+    task = dataset.task if config.task is None else config.task.name
     name_labels(model, dataset.label_names)
+    name_task(model, task)
     how: dict[str, Any] = {"shape": dataset.shape, "classes": dataset.classes}
     if given or section.name is None or section.name.startswith(IMPORT):
         how = {"class": f"{type(model).__module__}.{type(model).__qualname__}", **section.options, **how}
@@ -168,6 +176,7 @@ def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, parti
         return loading(kind, into.name, module)
     base = build_base(config, dataset)
     name_labels(base, dataset.label_names)
+    name_task(base, task)
     home = home_of(section.hub) if section.hub is not None and section.start is None else None
     auto = auto_class(model)
     # Loading by name alone works where the base has the same outputs; else it goes along, with them.

@@ -18,10 +18,20 @@ RUNS = Path("runs")
 """Where runs go unless told otherwise."""
 
 
+def no_run(folder: Path) -> str:
+    """What is said of a folder that is no run's: where runs are, or that several are in it."""
+    inside = sorted(file.parent for file in folder.glob(f"*/{CONFIG}"))
+    if inside:
+        one = f"name one of them, such as '{inside[0]}'"
+        all_of_them = f"a sweep goes on with `tacit run FILE.yaml --out {folder}`"
+        return f"{folder} is no run, but has {len(inside):,} in it; {one} ({all_of_them})"
+    return f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/"
+
+
 def recorded_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """The config that a run was started with, as it is recorded in its folder."""
     if not (folder / CONFIG).exists():
-        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+        raise UserError(no_run(folder))
     refuse_changed_config(folder)
     return configs.load(folder / CONFIG, overrides, presets=False)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tacit import config as configs
 from tacit.algorithms import Algorithm
-from tacit.api.folders import RUNS, recorded_config
+from tacit.api.folders import no_run, recorded_config
 from tacit.config import Config
 from tacit.config.build import build_job
 from tacit.config.sweep import load_one
@@ -46,7 +46,7 @@ def verify(folder: str | Path) -> list[Finding]:
     """
     folder = Path(folder)
     if not (folder / CONFIG).exists() and not (folder / "checkpoint").exists():
-        raise UserError(f"{folder} holds no run (there is no {CONFIG} in it); runs are under {RUNS}/")
+        raise UserError(no_run(folder))
     return examine(folder)
 
 

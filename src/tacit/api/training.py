@@ -55,6 +55,7 @@ from tacit.federation.passed import (
 )
 from tacit.federation.start import MODEL, save_weights, weights_hash
 from tacit.federation.trackers import open_tracker
+from tacit.federation.tracking import refuse_odd_trackers
 from tacit.optimizers.server import OptimizerFactory
 from tacit.privacy import Charge, Sampler
 from tacit.privacy.mechanisms.base import NO_ROUND_FITS
@@ -143,11 +144,12 @@ def run(
                 f"{folder} already holds a run; `tacit resume {quote(str(folder))}` goes on with it, or "
                 "choose another"
             )
-        if model is not None:
+        if isinstance(model, nn.Module):
             refuse_lazy(model)
         given = {"model": model, "dataset": dataset, "algorithm": algorithm, "task": task}
         passed = describe(**given, optimizer=optimizer, sampling=sampling)
         places = [config.model.start, *trained_by(model)]
+        refuse_odd_trackers(trackers)
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         dataset = dataset or build_dataset(config)
@@ -244,6 +246,7 @@ def resume(
         _, ancestors = read_lineage(folder)
         if not config.model.public:
             _refuse_trained_since(folder, model, ancestors)
+        refuse_odd_trackers(trackers)
         trackers = [*watching(trackers, progress), *trackers]
         model = None if model is None else own_copy(model)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)

@@ -144,7 +144,11 @@ def remarks(table: list[Row]) -> list[str]:
             "clients' own models"
         )
     if (unfinished := sum(row.unfinished for row in table)) > 0:
-        found.append(f"{unfinished} of these runs are not finished: their rows say how far they came")
+        found.append(
+            "1 of these runs is not finished: its row says how far it came"
+            if unfinished == 1
+            else f"{unfinished} of these runs are not finished: their rows say how far they came"
+        )
     endings = [run.ending for row in table for run in row.runs if run.ending is not None]
     if early := [ending.stopped for ending in endings if ending.stopped]:
         found.append(f"{len(early)} of these runs ended before the last round: {early[0]}")

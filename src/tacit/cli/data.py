@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tacit.cli.common import ConfigFile, Json, Overrides, console_for, print_json, working
+from tacit.errors import UserError
 
 
 def data(
@@ -32,6 +33,11 @@ def data(
         from tacit.data import describe
 
         resolved = load_one(file, config.parse_overrides(overrides))
+        if resolved.data.partition.kind == "owners":
+            raise UserError(
+                "data.partition: owners keep their records, so nothing of them can be shown here; each owner "
+                "counts its own with `tacit client check`"
+            )
         dataset = build_dataset(resolved)
         population = build_population(resolved, dataset)
         labelled = dataset.train.labels is not None
@@ -44,4 +50,5 @@ def data(
         return
     console.print(f"[bold]{dataset.name}[/bold] ({dataset.licence}), {dataset.origin}")
     console.print(describe.to_table(population, dataset.classes, limit, dataset.label_names))
+    console.print(describe.sizes_told(population).capitalize())
     console.print(f"Label split drawn in {picture}" if labelled else "No labels, so no picture of them.")

@@ -75,11 +75,22 @@ def _reason(root: type[BaseModel], problem: Any) -> str:
     if kind in ("too_long", "string_too_long"):
         return f"must have at most {ctx['max_length']} {_things(kind, ctx['max_length'])}"
     if kind in PLAIN:
-        return f"must be {PLAIN[kind]} (got {short(given)})"
+        return f"must be {PLAIN[kind]} (got {short(given)}){_instead(given) if kind == 'string_type' else ''}"
     message: str = problem["msg"][0].lower() + problem["msg"][1:]
     plain = isinstance(given, str | int | float | bool) or given is None
     shown = f" (got {short(given)})" if plain else ""
     return message.replace("input should be", "must be") + shown
+
+
+def _instead(given: Any) -> str:
+    """How to write what should be a text."""
+    if isinstance(given, bool):
+        return "; in YAML yes, no, on and off are true or false, so put the text in quotes"
+    if isinstance(given, int | float):
+        return "; put it in quotes"
+    if isinstance(given, Mapping) and "import" in given:
+        return "; nothing is imported here: pass the object in Python, to tacit.run"
+    return ""
 
 
 SHORT = {"cohort": "a whole number of clients", "privacy.clip": "the clipping norm, a number"}

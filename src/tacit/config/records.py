@@ -25,6 +25,9 @@ OF_TABLES = (
 )  # fmt: skip
 """Keys of the data section that only a table heeds; a csv, parquet or json file that has one is a table."""
 
+TASKS_OF_TABLES = ("regression", "multi-label", "token-classification")
+"""Tasks whose labels are no classes of records: a csv, parquet or json file with such is a table, too."""
+
 
 def build_dataset(config: Config) -> Dataset:
     """The records, fetched if need be."""
@@ -37,9 +40,13 @@ def build_dataset(config: Config) -> Dataset:
             )
         return found
     stated = [key for key in OF_TABLES if getattr(section, key) != type(section).model_fields[key].default]
-    if section.name == TABLE or (section.name in FILES and stated):
-        return _table(config)
+    of_table = config.task is not None and config.task.name in TASKS_OF_TABLES
+    if section.name == TABLE or (section.name in FILES and (stated or of_table)):
+        table = _table(config)
+        return table if section.pack is None else _joined(table, section.pack)
+    speech = None if section.speech is None else section.speech.model_dump(exclude_unset=True)
     if stated:
+        data.check(section.name, section.path, section.offline, speech)  # whether there is such a data set
         raise UserError(f"data.{stated[0]}: it is of a table, which {section.name} is not; leave it out")
     texts = data.has_texts(section.name, section.text)
     found = data.load(
@@ -55,7 +62,7 @@ def build_dataset(config: Config) -> Dataset:
         mean=None if normalise is None else normalise.mean,
         std=None if normalise is None else normalise.std,
         tokens=data.Tokenisation(build_tokenizer(config), section.max_length) if texts else None,
-        speech=None if section.speech is None else section.speech.model_dump(exclude_unset=True),
+        speech=speech,
     )
     return found if section.pack is None else _joined(found, section.pack)
 

@@ -5,6 +5,7 @@ Nothing is guessed: what does not fit is refused with its row.
 
 from __future__ import annotations
 
+import datetime
 import io
 import math
 from collections import Counter
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.data.columns import Columns, Meaning
+from tacit.data.pictures import mode_of
 from tacit.errors import UserError
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -219,6 +221,9 @@ def _place(columns: Columns, meaning: Meaning, label: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """A value of numpy's as one of Python's; a date as a date in every unit, and none where there is none."""
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return value.astype(f"{value.dtype.kind}8[us]").item()  # of nanoseconds `item` is a whole number
     return (
         value.item()
         if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim)
@@ -278,12 +283,12 @@ def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
     numbers = []
     for name, value in zip(meaning.features, values, strict=True):
         try:
-            numbers.append(float(value))
+            numbers.append(_number(value))
         except (TypeError, ValueError):
-            what = "missing" if value is None else f"{value!r}, not a number"
+            plain = _plain(value)
             raise UserError(
-                f"features: {columns.where(row)}: column {name!r} is {what}; mend it (features are numbers: "
-                f"a date as days, a category as columns of 0 and 1), or {SKIP}"
+                f"features: {columns.where(row)}: column {name!r} is "
+                + (f"missing; fill it in, or {SKIP}" if _missing(plain) else _no_number(plain))
             ) from None
         if not abs(numbers[-1]) <= LARGEST:
             raise UserError(
@@ -291,6 +296,29 @@ def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
                 f"float32 holds; mend it, or {SKIP}"
             )
     return np.asarray(numbers, np.float32)
+
+
+def _number(value: Any) -> float:
+    """A cell as a number. TypeError for what Python would make one of silently: nanoseconds of a date, the
+    first half of a complex number.
+    """
+    if isinstance(value, (np.datetime64, np.timedelta64, np.complexfloating)):
+        raise TypeError
+    return float(value)
+
+
+def _no_number(value: Any) -> str:
+    """What is said of a cell that should be a number, and what to do."""
+    shown = repr(value) if isinstance(value, str) else str(value)
+    if isinstance(value, datetime.date):
+        return f"the date {shown}, not a number; make it one, such as days since a date"
+    if isinstance(value, datetime.timedelta):
+        return f"the time {shown}, not a number; make it one, such as days"
+    if isinstance(value, complex):
+        return f"{shown}, not one number; make it two, such as its real and imaginary part"
+    if shown.strip("'").lower() in ("true", "false", "yes", "no"):
+        return f"{shown}, not a number; write it as 1 or 0, or {SKIP}"
+    return f"{shown}, not a number; make it one (of a category, a column of 0 and 1 for each), or {SKIP}"
 
 
 def _words(texts: list[Any], where: str) -> list[str]:
@@ -328,9 +356,13 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
             raise UserError(f"label: {columns.where(row)}: {error}") from None
     if meaning.task == "regression":
         try:
-            number = np.asarray(value, np.float64)
+            number = np.asarray(value)
+            if number.dtype.kind in "mMc":
+                raise TypeError
+            number = number.astype(np.float64)
         except (TypeError, ValueError):
-            raise UserError(f"label: {columns.where(row)}: {value!r} is not a number") from None
+            what = _no_number(value) if np.ndim(value) == 0 else f"{value!r}, not numbers"
+            raise UserError(f"label: {columns.where(row)}: column {meaning.label!r} is {what}") from None
         if not (np.abs(number) <= LARGEST).all():
             raise UserError(
                 f"label: {columns.where(row)}: {value!r} is not a finite number that float32 holds"
@@ -452,7 +484,8 @@ def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:
         found = found[None] if found.ndim == 2 else found
         if found.ndim != 3:
             raise UserError(f"image: {where} has shape {found.shape}; a picture is [channels, height, width]")
-        if found.shape[-1] in (1, 3) and found.shape[0] not in (1, 3):
+        last = found.shape[-1] in (1, 3) and found.shape[0] not in (1, 3)
+        if last or (found.shape[-1] == 4 and min(found.shape[:2]) > 4):  # RGBA
             found = found.transpose(2, 0, 1)
         if found.dtype == np.uint8:
             return found
@@ -463,7 +496,7 @@ def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:
         if isinstance(value, Mapping):  # as `datasets` keeps undecoded pictures
             value = io.BytesIO(value["bytes"]) if value.get("bytes") else value["path"]
         picture = value if hasattr(value, "convert") else Image.open(value)
-        picture = picture.convert("L" if picture.mode in ("1", "L", "I;16", "I") else "RGB")
+        picture = picture.convert(mode_of(picture))
         if size is not None:
             picture = picture.resize((size, size))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UnidentifiedImageError) as error:

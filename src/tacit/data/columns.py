@@ -19,18 +19,21 @@ class Columns:
 
     values: Mapping[str, Sequence[Any]]
     where: Callable[[int], str] = field(default=lambda row: f"row {row}")
+    called: str = "the data"
 
     def __len__(self) -> int:
         return len(next(iter(self.values.values()), ()))
 
     def column(self, name: str, what: str) -> Sequence[Any]:
         if name not in self.values:
-            raise UserError(f"{what}: there is no column {name!r}; the data have {', '.join(self.values)}")
+            raise UserError(
+                f"{what}: there is no column {name!r}; {self.called} have {', '.join(self.values)}"
+            )
         return self.values[name]
 
     def take(self, rows: NDArray[np.int64]) -> Columns:
         chosen = {name: [column[i] for i in rows] for name, column in self.values.items()}
-        return Columns(chosen, lambda row: self.where(int(rows[row])))
+        return Columns(chosen, lambda row: self.where(int(rows[row])), self.called)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ def _refuse_equal_names(names: Iterable[Any], what: str) -> None:
 
 def _checked(values: dict[str, Sequence[Any]], what: str) -> Columns:
     values = {name: _by_position(column) for name, column in values.items()}
+    if sparse := next((name for name, column in values.items() if hasattr(column, "toarray")), None):
+        raise UserError(f"{what}: {sparse} is a sparse matrix; give an array ({sparse}.toarray())")
     lengths = {name: len(column) for name, column in values.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} {length}" for name, length in lengths.items())

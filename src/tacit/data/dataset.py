@@ -65,6 +65,8 @@ class Dataset:
     """What the classes stand for where they spell a text (speech): one string for each."""
     left_out: str = ""
     """What was left out as it was read (`on_bad: skip`), in a few words."""
+    features: tuple[str, ...] = ()
+    """The columns that the numbers of a record are from, in order; none where there are no such columns."""
 
 
 class Pictures(NamedTuple):
@@ -131,6 +133,9 @@ def check(
             raise UserError(f"{name!r} comes from the hub; for a folder of pictures use data set 'folder'")
     else:
         near = difflib.get_close_matches(name, names(), n=1)
+        kind = name.rpartition(".")[2].lower()
+        if kind in ("tsv", "jsonl", *FILES):  # a file's name, or its kind
+            raise UserError(f"unknown data set {name!r}; a {kind} file is `name: {TABLE}` with `path: FILE`")
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names())}"
         raise UserError(f"unknown data set {name!r}; {hint}")
 

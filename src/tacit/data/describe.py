@@ -67,7 +67,7 @@ def to_json(population: Population, classes: int, limit: int = 20) -> dict[str, 
 def to_table(population: Population, classes: int, limit: int = 20, names: tuple[str, ...] = ()) -> Table:
     """The same for a terminal. More than twelve classes would not fit; then the largest few are named."""
     rows = client_table(population, classes, limit)
-    table = Table(title=f"{len(rows)} of {len(population):,} clients", caption=_caption(population))
+    table = Table(title=f"{len(rows)} of {len(population):,} clients")
     for name in ("client", "train", "test"):
         table.add_column(name, justify="right")
     labelled, wide = bool(rows[0].labels), classes <= 12
@@ -151,7 +151,8 @@ def _user(population: Population, client: int) -> str | None:
     return str(own[0]) if len(own) == 1 else None
 
 
-def _caption(population: Population) -> str:
+def sizes_told(population: Population) -> str:
+    """How many records clients train on, in a line."""
     sizes = population.sizes
     return f"training records a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
 

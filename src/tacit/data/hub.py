@@ -21,6 +21,7 @@ from rich.progress import track
 
 from tacit.data.decode import Arrays
 from tacit.data.partition import named, set_aside
+from tacit.data.pictures import coloured, mode_of
 from tacit.data.text import write_texts
 from tacit.errors import UserError
 from tacit.fetching.hub import TIMEOUT, Unavailable, first_line, left_out, probe
@@ -31,6 +32,8 @@ ROWS = "rows"
 """A folder whose files say by their names what they are."""
 PARTS = ("text", "pair")
 """What the first and the second text of a record are called in the cache."""
+WITH_CLASSES = "texts with classes go into a csv or json file, with a column for either"
+OF_FILES = "name another column, or, of a csv, parquet or json file, set"
 
 
 class _Unequal(Exception):
@@ -64,7 +67,8 @@ def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     if isinstance(where, Path):
         found = where.rglob("*") if where.is_dir() else [where]
         files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
-    described = [3, source.kind, str(where), astuple(columns), size, files]
+    # Since 4, no picture is cut to 8 bits or loses its colours, and no missing label is a class.
+    described = [4, source.kind, str(where), astuple(columns), size, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
     return f"{stem[:40]}-{digest[:16]}"
@@ -90,7 +94,11 @@ def convert(
     with tempfile.TemporaryDirectory() as scratch:
         where = source.where
         files = isinstance(where, Path)
-        splits = _from_files(source, columns.user, scratch) if files else _from_hub(str(where), offline)
+        splits = (
+            _from_files(source, columns.user, columns.text, scratch)
+            if files
+            else _from_hub(str(where), offline)
+        )
         train = splits["train"] if "train" in splits else splits[next(iter(splits))]
         columns = _guess(train, columns)
         guessed = files and source.kind == PICTURES and any(Path(where).rglob("metadata.csv"))
@@ -192,9 +200,13 @@ def _refuse_other_ids(table: Any, user: str | None, guessed: bool) -> None:
         raise UserError(f"column {user!r} has rows without a user; give each its own, or leave such rows out")
 
 
-def _from_files(source: Source, user: str | None, scratch: str) -> Any:
-    """`user`: a column that is read as it stands: a reader that finds a type for all of it would call 001 by
-    another name where nobody has letters.
+def _text_of(cell: str) -> str | None:
+    return cell or None
+
+
+def _from_files(source: Source, user: str | None, texts: tuple[str, ...], scratch: str) -> Any:
+    """`user` and `texts`: columns that are read as they stand. A reader that finds a type for all of it would
+    call 001 by another name where nobody has letters.
     """
     import datasets
 
@@ -207,14 +219,20 @@ def _from_files(source: Source, user: str | None, scratch: str) -> Any:
         if kind == ROWS:
             return datasets.load_dataset(str(where), cache_dir=scratch)
         place = {"data_dir": str(where)} if where.is_dir() else {"data_files": str(where)}
-        as_text: dict[str, Any] = {} if kind != "csv" or user is None else {"converters": {user: str}}
-        return datasets.load_dataset(kind, **place, **as_text, cache_dir=scratch)
+        if kind != "csv":
+            return datasets.load_dataset(kind, **place, cache_dir=scratch)
+        # Nothing but an empty cell is missing: a label may be called None, and a person NA.
+        as_written: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+        as_written["converters"] = dict.fromkeys(texts, _text_of) | ({} if user is None else {user: str})
+        return datasets.load_dataset(kind, **place, **as_written, cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
         what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
         none = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
         # What went wrong is beneath its "an error occurred".
         why = "there is no record in it" if none else first_line(error.__cause__ or error)
-        raise UserError(f"{where} cannot be read as {what} ({why})") from None
+        noted = none and kind == PICTURES and where.is_dir() and any(where.rglob("*.txt"))
+        instead = f"; {WITH_CLASSES}" if noted else ""
+        raise UserError(f"{where} cannot be read as {what} ({why}){instead}") from None
     finally:
         if not hidden:
             datasets.enable_progress_bars()
@@ -241,11 +259,17 @@ def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
         if given is not None and given not in kinds:
             raise UserError(f"the data have no column {given!r}; they have {', '.join(kinds)}")
 
+    for role, column in (("label", columns.label), ("user", columns.user)):
+        if column is not None and column in columns.text:
+            raise UserError(f"column {column!r} holds the texts, so it cannot be the {role}; name another")
+
     def one(what: str, kind: str, usual: Iterable[str]) -> str:
         typed = [name for name, found in kinds.items() if found == kind]
         named = [name for name in usual if name in kinds]
         if len(typed) == 1 or named:
             return typed[0] if len(typed) == 1 else named[0]
+        if what == "label" and not set(kinds) - set(columns.text):
+            raise UserError(f"nothing beside {' and '.join(columns.text)} could be the label; {WITH_CLASSES}")
         if what == "label" and set(kinds.values()) == {"Image"}:
             raise UserError(
                 "there are no classes; a folder of pictures has a sub-folder for each, two or more"
@@ -265,7 +289,7 @@ def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
 
 def _shape(table: Any, columns: ColumnNames) -> tuple[int, int, int]:
     first = _opened(lambda: table[0][columns.image], 0)
-    return 1 if first.mode in ("1", "L", "I;16", "I") else 3, first.height, first.width
+    return 1 if mode_of(first) == "L" else 3, first.height, first.width
 
 
 def _opened(get: Callable[[], Any], number: int) -> Any:
@@ -278,7 +302,16 @@ def _opened(get: Callable[[], Any], number: int) -> Any:
             type(error).__name__
         ]  # whole: it ends with the file's name
         raise UserError(f"picture {number}: {told[0]}; mend the file, or take it away") from None
+    try:
+        mode_of(picture)
+    except ValueError as error:
+        raise UserError(f"{_called(picture, number)}: {error}") from None
     return picture
+
+
+def _called(picture: Any, number: int) -> str:
+    """How a picture is called: by its file, if it has one."""
+    return getattr(picture, "filename", "") or f"picture {number}"
 
 
 def _fill(x: NDArray[np.uint8], table: Any, columns: ColumnNames, size: int | None) -> None:
@@ -287,12 +320,18 @@ def _fill(x: NDArray[np.uint8], table: Any, columns: ColumnNames, size: int | No
     rows = iter(_watched(table.select_columns([columns.image]), "decoding pictures"))
     for i in range(len(table)):
         found = _opened(lambda: next(rows)[columns.image], i)
+        if mode == "L" and coloured(found):
+            raise UserError(
+                f"{_called(found, i)} is in colour, and the first picture is grey; save all of them grey, or "
+                "all in colour (RGB)"
+            )
         picture = found.convert(mode)
         if size:
             picture = picture.resize((width, height))
         elif picture.size != (width, height):
-            name = getattr(found, "filename", "") or f"picture {i}"
-            raise _Unequal(f"{name} is {picture.width} × {picture.height}, not {width} × {height}")
+            raise _Unequal(
+                f"{_called(found, i)} is {picture.width} × {picture.height}, not {width} × {height}"
+            )
         x[i] = np.asarray(picture).reshape(height, width, channels).transpose(2, 0, 1)
 
 
@@ -301,14 +340,32 @@ def _classes(table: Any, columns: ColumnNames) -> tuple[NDArray[Any] | None, lis
     feature = table.features[columns.label]
     if hasattr(feature, "num_classes"):
         return None, [feature.int2str(number) for number in range(feature.num_classes)]
-    values = np.unique(np.asarray(table[columns.label]))
+    values = np.unique(_label_values(table, columns))
     return values, [str(value) for value in values]
 
 
+def _label_values(table: Any, columns: ColumnNames) -> NDArray[Any]:
+    """What stands in the column of labels: no row lacks one, and decimals are no classes."""
+    given = table[columns.label]
+    where = f"column {columns.label!r}"
+    if any(label is None or label != label or label == "" for label in given):
+        raise UserError(
+            f"{where} has a row without a label; fill it in, or leave such rows out (data.on_bad: skip)"
+        )
+    if any(isinstance(label, list | dict) for label in given):
+        raise UserError(f"{where} holds lists, which are no classes; {OF_FILES} task: multi-label")
+    values = np.asarray(given)
+    if values.dtype.kind != "f":
+        return values
+    if (odd := values[values != np.round(values)]).size:
+        raise UserError(f"{where} holds {odd[0]:g}, which is no class; {OF_FILES} task: regression")
+    return values.astype(np.int64)
+
+
 def _labels(table: Any, columns: ColumnNames, codes: NDArray[Any] | None) -> NDArray[np.int64]:
-    values = np.asarray(table[columns.label])
     if codes is None:
-        return values.astype(np.int64)
+        return np.asarray(table[columns.label], np.int64)
+    values = _label_values(table, columns)
     strangers = np.setdiff1d(values, codes)
     if len(strangers):
         raise UserError(

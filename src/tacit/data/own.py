@@ -105,7 +105,12 @@ def dataset(
     refuse_stream(test, "test")
     if isinstance(classes, str | int):
         raise UserError(f"classes: give their names in order, such as ['no', 'yes'] (got {classes!r})")
-    texts = (text,) if isinstance(text, str) else tuple(text)
+    features, texts = _names("features", features), _names("text", text)
+    label, image, audio = (
+        None if name is None else _names(key, name, one=True)[0]
+        for key, name in (("label", label), ("image", image), ("audio", audio))
+    )
+    user = str(user) if isinstance(user, int) else user
     source, test = (
         read_table(Path(part), Format(), key) if isinstance(part, str | Path) else part
         for key, part in (("source", source), ("test", test))
@@ -113,7 +118,7 @@ def dataset(
     for key, numbers in (("mean", mean), ("std", std)):
         _refuse_no_numbers(key, numbers)
     meaning = Meaning(
-        (features,) if isinstance(features, str) else tuple(features),
+        features,
         texts,
         image,
         label,
@@ -149,6 +154,18 @@ def dataset(
     columns = columns_of(source, "source")
     tested = None if test is None else columns_of(test, "test")
     return from_columns(columns, tested, meaning, name, "given as an object")
+
+
+def _names(key: str, given: Any, one: bool = False) -> tuple[str, ...]:
+    """Names of columns; those of a table made from an array are numbers."""
+    if isinstance(given, str | int):
+        return (str(given),)
+    if one:
+        raise UserError(
+            f"{key}: name one column (got {given!r})"
+            + ("; several numbers to learn go into one column of lists" if key == "label" else "")
+        )
+    return tuple(map(str, given))
 
 
 def _refuse_no_numbers(key: str, numbers: Any) -> None:
@@ -202,6 +219,8 @@ def from_columns(
         if not len(columns):
             few = "one record is too few to train on and to test"
             raise UserError(f"{name}: {few}; give more, or a file of others to test on (data.test)")
+    else:
+        test = replace(test, called="the test data")
     coding = coding_of(columns, meaning)
     bad: list[str] = []
     train_records, shape = _records(columns, meaning, coding, bad)
@@ -217,6 +236,7 @@ def from_columns(
     return Dataset(
         name, train_records, test_records, classes, shape, licence, origin, meaning.task, meaning.tokenizer,
         label_names=coding.names, tokens=coding.tokens, left_out=left_out,
+        features=() if meaning.features == ("x",) else meaning.features,
     )  # fmt: skip
 
 
@@ -258,7 +278,8 @@ def _records(
             made = WordRecords.made(xs, ys, meaning.tokenizer, meaning.max_length, people)
             return made, (meaning.max_length,)
         pairs = Texts.of(x[1] for x in xs) if len(meaning.text) == 2 else None
-        labels = None if meaning.label is None else np.asarray(ys, np.int64)
+        kind = np.float32 if meaning.task in ("regression", "multi-label") else np.int64
+        labels = None if meaning.label is None else np.asarray(ys, kind)
         texts = Texts.of(x[0] for x in xs)
         return TextRecords(texts, meaning.tokenizer, meaning.max_length, labels, people, pairs), (
             meaning.max_length,

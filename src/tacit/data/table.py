@@ -1,4 +1,6 @@
-"""Files of rows (csv, tsv, json, jsonl, parquet) as columns; every row knows its file and line.
+"""Files of rows (csv, tsv, json, jsonl, parquet) as columns; every row knows its file and line or number.
+
+Lines count from 1, as editors have them, and rows from 0, as pandas has them.
 
 Values are texts as they stand in the file, and become numbers only where a column is declared to be one.
 Missing is what is declared to be, never a library's guess: a person called "NA" keeps the name.
@@ -104,7 +106,7 @@ def _json(file: Path, format: Format) -> Iterable[tuple[str, dict[str, Any]]]:
     text = file.read_text(encoding=format.encoding)
     if text.lstrip().startswith("["):
         try:
-            rows = list(enumerate(from_json(text), 1))
+            rows = list(enumerate(from_json(text)))
         except ValueError as error:
             raise UserError(f"{file}: {error}") from None
         name = "row"
@@ -138,7 +140,7 @@ def _parquet(file: Path, format: Format) -> Iterable[tuple[str, dict[str, Any]]]
         table = parquet.read_table(file)
     except pyarrow.ArrowInvalid as error:
         raise UserError(f"{file}: {str(error).splitlines()[0]}") from None
-    for n, row in enumerate(table.to_pylist(), 1):
+    for n, row in enumerate(table.to_pylist()):
         yield f"row {n}", row
 
 

@@ -73,7 +73,8 @@ class TextRecords:
 
     `take` gives `ids` (one more than the tokenizer's; 0 after a text's end), `length` and, for pairs that the
     model tells apart, `second`; `prepare` makes `input_ids`, `attention_mask` and `token_type_ids` of
-    them. Classes are `y` in both. Padding is on the right, where masks hide it from a model that heeds them.
+    them. Labels are `y` in both: whole numbers are classes, others (float32) are for other tasks. Padding is
+    on the right, where masks hide it from a model that heeds them.
     `apart` does not rely on that: there a text is padded by its own length.
 
     `keep` is the folder for tokens; without one, or where it cannot be written, each process has its own.
@@ -91,7 +92,7 @@ class TextRecords:
     ) -> None:
         self._texts, self._pairs, self._tokenizer = texts, pairs, tokenizer
         self.max_length = max_length
-        self._labels = None if labels is None else np.asarray(labels, np.int64)
+        self._labels = None if labels is None else _as_labels(labels)
         self._users = None if users is None else np.asanyarray(users)
         self._keep = keep
         for name, other in (("labels", self._labels), ("users", self._users), ("pairs", pairs)):
@@ -107,7 +108,7 @@ class TextRecords:
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        return self._labels
+        return self._labels if self._labels is not None and self._labels.dtype.kind == "i" else None
 
     @property
     def users(self) -> NDArray[Any] | None:
@@ -140,7 +141,7 @@ class TextRecords:
     def raw(self, index: int) -> bytes:
         """The text itself, and its class: no token is made for this."""
         texts = [texts.at(np.array([index]))[0] for texts in (self._texts, self._pairs) if texts is not None]
-        label = "" if self._labels is None else str(self._labels[index])
+        label = "" if self._labels is None else str(self._labels[index].tolist())
         return "\0".join([label, *texts]).encode()
 
     def take(self, indices: Indices) -> Batch:
@@ -154,7 +155,7 @@ class TextRecords:
         if self._segments:
             batch["second"] = torch.from_numpy(rows[:, 1].astype(np.int64) - 1)
         if self._labels is not None:
-            batch["y"] = torch.from_numpy(self._labels.take(indices))
+            batch["y"] = torch.from_numpy(self._labels.take(indices, axis=0))
         return batch
 
     def prepare(self, batch: Batch) -> Batch:
@@ -237,6 +238,12 @@ class TextRecords:
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (packed(self._labels), packed(self._users))
         return _records, (self._texts, self._tokenizer, self.max_length, parts, self._pairs, self._keep)
+
+
+def _as_labels(labels: ArrayLike) -> NDArray[Any]:
+    """Classes as int64; numbers to learn, one or several for a text, as float32."""
+    found = np.asarray(labels)
+    return found.astype(np.float32 if found.dtype.kind == "f" else np.int64)
 
 
 def _complete(rows: NDArray[Any]) -> NDArray[np.bool_]:

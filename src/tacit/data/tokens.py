@@ -25,6 +25,10 @@ BYTES = "bytes"
 """The name of the tokenizer that needs no files."""
 
 
+BYTES_AROUND = "after 256 and before 257; 258 fills up"
+"""What stands around a text's bytes."""
+
+
 class Tokens(NamedTuple):
     """One text, or two texts that belong together, as a model reads them."""
 

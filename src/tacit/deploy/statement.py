@@ -43,7 +43,7 @@ class OwnStatement:
         allowed = "anything" if self.budget is None else f"{self.budget:g}"
         lines = [
             f"By its own ledger this client has spent ε = {rounded_up(self.epsilon)} at δ = {self.delta:g} "
-            f"for {what}, in {self.rounds} rounds of {self.runs} runs; allowed is {allowed}."
+            f"for {what}, in {_of(self.rounds, 'round')} of {_of(self.runs, 'run')}; allowed is {allowed}."
         ]
         if self.unprotected:
             lines.append(f"In {self.unprotected} of them its update left without any guarantee.")
@@ -60,6 +60,10 @@ class OwnStatement:
             held = "no guarantee" if epsilon is None else f"ε = {rounded_up(epsilon)}"
             lines.append(f"  - {who}: {held}. {why}")
         return "\n".join(lines)
+
+
+def _of(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def own_statement(state: Path, allow: Allow, ledgers: Path | None = None) -> OwnStatement:

@@ -64,6 +64,25 @@ class Tracker(Protocol):
         return
 
 
+HOOKS = tuple(name for name in vars(Tracker) if not name.startswith("_"))
+"""What a run calls of a tracker."""
+
+
+def refuse_odd_trackers(trackers: Any) -> None:
+    """Refuse what no run would ever call, so that nobody waits for what it would have told."""
+    if not isinstance(trackers, list | tuple):
+        raise UserError(f"trackers: give a list of them, such as trackers=[{type(trackers).__name__}(…)]")
+    for tracker in trackers:
+        if isinstance(tracker, type):
+            name = tracker.__name__
+            raise UserError(f"trackers: {name} is a class; pass an instance of it, trackers=[{name}(…)]")
+        if not any(callable(getattr(tracker, hook, None)) for hook in HOOKS):
+            raise UserError(
+                f"trackers: this {type(tracker).__name__} has none of the methods that a run calls: "
+                f"{', '.join(HOOKS)}"
+            )
+
+
 class Guarded:
     """A tracker that cannot end a run: its first error is a warning, and its last."""
 

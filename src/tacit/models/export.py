@@ -76,6 +76,16 @@ def name_labels(model: nn.Module, labels: Sequence[str]) -> None:
         config.label2id = {name: number for number, name in enumerate(labels)}
 
 
+def name_task(model: nn.Module, task: str) -> None:
+    """Tell a transformers model what its outputs are, where they are not classes of which one is right: a
+    pipeline that does not know makes them sum to 1, or lie between 0 and 1.
+    """
+    kinds = {"regression": "regression", "multi-label": "multi_label_classification"}
+    config = getattr(model, "config", None)
+    if config is not None and task in kinds and hasattr(config, "problem_type"):
+        config.problem_type = kinds[task]
+
+
 def outputs(folder: Path) -> int | None:
     """How many classes the model in a transformers folder has."""
     try:

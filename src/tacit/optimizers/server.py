@@ -164,6 +164,9 @@ def _kind(name: str) -> type[Optimizer]:
     kind = OPTIMIZERS.get(name.lower())
     if kind is None:
         near = get_close_matches(name.lower(), OPTIMIZERS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown server optimizer {name!r}; {hint}(known: {', '.join(OPTIMIZERS)})")
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(
+            f"unknown server optimizer {name!r}{hint} (known: {', '.join(OPTIMIZERS)}; a class of your own "
+            "is passed in Python, to tacit.run)"
+        )
     return kind
