@@ -21,6 +21,7 @@ from tacit.config import Config
 from tacit.errors import UserError
 from tacit.models import hub
 from tacit.models.export import save_model
+from tacit.models.weights import hub_name
 from texts import GPT2, QUIET, ROBERTA, VIT, text_config, texts
 
 pytest.importorskip("peft")
@@ -89,6 +90,9 @@ def test_an_adapter_is_loaded_by_peft(tmp_path: Path, base: Path) -> None:
     names = {file.name for file in (tmp_path / "export").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "statement.json"} <= names
     assert "base" in names, "the run's base has five classes and the data two: one with two goes along"
+    told = (tmp_path / "export" / "README.md").read_text()
+    assert "library_name: peft" in told and "Somebody with several of them" in told
+    assert "base_model" not in told, "a folder's path means nothing to others"
     saved = json.loads((tmp_path / "export" / "adapter_config.json").read_text())
     home = str((tmp_path / "export" / "base").resolve())
     assert saved["base_model_name_or_path"] == home and saved["task_type"] == "SEQ_CLS"
@@ -117,9 +121,16 @@ def test_a_base_without_a_home_goes_along(tmp_path: Path) -> None:
         assert torch.equal(ours(x).logits, theirs)
 
 
+def test_a_card_names_a_base_as_the_hub_does(tmp_path: Path) -> None:
+    assert hub_name("minilm") == "sentence-transformers/all-MiniLM-L6-v2"
+    assert hub_name("someone/some-model") == "someone/some-model"
+    assert hub_name(str(tmp_path)) is None
+
+
 @pytest.mark.slow
 def test_a_whole_model_is_loaded_by_transformers(tmp_path: Path) -> None:
     ours = trained(text_config(config={**ROBERTA, **QUIET}, train=["head"]), tmp_path, texts())
+    assert "peft" not in (tmp_path / "export" / "README.md").read_text()
     theirs = elsewhere(tmp_path, TEXT, None, 0, text_inputs())
     with torch.no_grad():
         assert torch.equal(ours(**text_inputs()).logits, theirs)

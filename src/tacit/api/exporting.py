@@ -31,7 +31,8 @@ from tacit.models.export import (
     save_adapter,
     save_model,
 )
-from tacit.models.weights import home_of, locate
+from tacit.models.weights import home_of, hub_name, locate
+from tacit.privacy.groups import SIZES
 from tacit.report.card import card, loading
 from tacit.report.compare import read_run
 from tacit.section import IMPORT
@@ -110,7 +111,8 @@ def export(
     if into.exists():
         raise UserError(f"{into} exists already; choose another folder")
     # Whatever may refuse comes before anything is made.
-    run, said = read_run(folder), read_statement(folder) if config.privacy is not None else None
+    run = read_run(folder)
+    said = None if config.privacy is None else read_statement(folder, SIZES)
     refuse_others(folder, {"model": model, "algorithm": algorithm, "dataset": dataset}, "export")
     given_model = model is not None
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
@@ -128,7 +130,10 @@ def export(
         if (folder / STATEMENT).exists():
             shutil.copyfile(folder / STATEMENT, partial / STATEMENT)
         personal = algorithm.personal_part
-        text = card(run, said, dataset.label_names, how_to, config.model.hub, _inputs(dataset), personal)
+        base = None if config.model.hub is None or given_model else hub_name(config.model.hub)
+        adapter = config.model.lora is not None and not given_model
+        inputs = _inputs(dataset)
+        text = card(run, said, dataset.label_names, how_to, base, inputs, personal, adapter=adapter)
         write_atomically(partial / "README.md", text)
         partial.rename(into)
     except OSError as error:

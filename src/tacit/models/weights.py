@@ -120,6 +120,14 @@ def home_of(name: str) -> str | None:
     return None if cache.has(_key(known)) else known.hub
 
 
+def hub_name(name: str) -> str | None:
+    """What the model `name` is called on the hub; None for a folder, whose path is nobody else's business."""
+    if Path(name).expanduser().is_dir():
+        return None
+    known = _known(name)
+    return name if known is None else known.hub
+
+
 def _known(name: str) -> Weights | None:
     return next((w for w in KNOWN_WEIGHTS.values() if name in (w.name, w.hub)), None)
 

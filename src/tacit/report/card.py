@@ -16,9 +16,12 @@ def card(
     base: str | None,
     inputs: str,
     personal: Sequence[str] = (),
+    adapter: bool = False,
 ) -> str:
-    """README.md of an export; `personal` is what each client trained for itself. Metrics of the test set are
-    exact, and outside of the guarantee.
+    """README.md of an export. Metrics of the test set are exact, and outside of the guarantee.
+
+    `base`: what the model started from, by its name on the hub. `personal`: what each client trained for
+    itself. `adapter`: only adapters were trained, and peft loads them.
     """
     table = rows([run])
     metric = judged_by(table)
@@ -29,7 +32,7 @@ def card(
     data, model = run.config.get("data") or {}, run.config.get("model") or {}
     method = run.passed["algorithm"].name if "algorithm" in run.passed else run.config["method"]["name"]
     network = run.passed["model"].name if "model" in run.passed else model.get("name") or model.get("hub")
-    head = ["---", "library_name: peft" if base else "tags: [federated-learning]"]
+    head = ["---", "library_name: peft" if adapter else "tags: [federated-learning]"]
     head += [f"base_model: {base}"] if base else []
     own = metric != metric.common
     tested = "on clients' own test records, each with its own part" if own else "on its test set"
