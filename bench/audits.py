@@ -9,7 +9,7 @@ At 95 % confidence no more than one in twenty may be. `docs/audit.md` has the co
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from typing import Any
 
@@ -61,4 +61,8 @@ def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "runs", nargs="?", type=int, default=200, help="how many runs to audit (default: 200)"
+    )
+    main(parser.parse_args().runs)

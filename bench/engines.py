@@ -7,8 +7,8 @@ it in the same table. Ray polls while it waits, also in the pool's turns: that c
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import time
 from contextlib import ExitStack
 
@@ -52,4 +52,6 @@ def main(flower: str | None, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None, float(os.environ.get("SECONDS_A_MODEL", SECONDS)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("python", nargs="?", help="an interpreter that has Flower")
+    main(parser.parse_args().python, float(os.environ.get("SECONDS_A_MODEL", SECONDS)))

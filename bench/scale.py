@@ -9,8 +9,8 @@ distributions. `docs/scale.md` has its table.
 
 from __future__ import annotations
 
+import argparse
 import heapq
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -161,4 +161,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    main()

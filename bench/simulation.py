@@ -211,6 +211,8 @@ def main(arguments: Sequence[str]) -> None:
             measure_memory(int(workers), int(cohort))
         case ["population"]:
             measure_population()
+        case ["-h" | "--help", *_]:
+            print(__doc__)
         case _:
             print("1000 clients of 50 records, cohort 50, batch 10, one local epoch, SGD")
             print(f"{os.cpu_count()} cores, load before the start {os.getloadavg()[0]:.1f}\n", flush=True)
