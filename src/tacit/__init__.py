@@ -1,6 +1,6 @@
 """tacit: differentially private federated learning for large models.
 
-The names below are imported when first used, so that a command which needs no network starts at once.
+The names below are imported on first use, so a command that needs no neural network starts at once.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""AdaDPS: precondition gradients by public data before they are made private.
+"""AdaDPS: precondition gradients with public data before they are clipped and noised.
 
 Li, Zaheer, Reddi and Smith 2022, arXiv:2202.05963.
 """
@@ -16,8 +16,8 @@ from tacit.vector import Layout, Vectors
 class AdaDPS(Algorithm):
     """AdaDPS (Li et al., 2022): y −= η (1/B)[Σ clip_C(g_j ⊙ p) + noise], p = 1/(√v + ε).
 
-    v is a moving average (`beta`) of squared gradients on public records, which the config sets aside with
-    `data.public`. v depends on private data only through y, so it needs no noise of its own.
+    v is a moving average (factor `beta`) of squared gradients on public records, which `data.public` in the
+    config sets aside. v depends on private data only through y, so it needs no extra noise.
     """
 
     beta: Decay = 0.9

@@ -1,9 +1,9 @@
-"""What an algorithm is: a client part, a server part, and the vectors that are sent between them.
+"""An algorithm: a client part, a server part, and the vectors that they send to each other.
 
-An algorithm is a frozen dataclass of hyper-parameters with pure functions on flat vectors. It keeps
-nothing: the server's state and a client's state are dictionaries of named vectors that the caller
-carries, checkpoints and (where privacy asks for it) bounds and noises. It cannot tell whether its
-gradients are plain or private, nor on which engine it runs.
+An algorithm is a frozen dataclass of hyper-parameters with pure functions on flat vectors. It has no state
+of its own: server state and client state are dictionaries of named vectors. The caller stores and
+checkpoints them and, where privacy requires it, bounds uploads and adds noise. An algorithm cannot tell
+whether its gradients are plain or private, nor which engine it runs on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tacit.vector import Layout, Vectors
 
 @dataclass(frozen=True)
 class Below:
-    """Declares, in the type of an algorithm's option, what the option must be less than."""
+    """Declares, in the type of an algorithm's option, an exclusive upper bound of the option."""
 
     limit: float
 
@@ -45,20 +45,20 @@ class Work(Protocol):
     def steps_before(self) -> int:
         """Local steps in all rounds before this one: rounds × K, the same for every client.
 
-        With local epochs K is that of a client of average size; what is averaged over clients has one age.
+        With local epochs K is that of a client of average size, so averages over clients have one age.
         """
 
     @property
     def noise_variance(self) -> float:
-        """φ = (σC/B)², the variance that privacy adds to each coordinate of a gradient; 0 without privacy."""
+        """φ = (σC/B)², the variance of the noise in each coordinate of a gradient; 0 without privacy."""
 
     @property
     def weight_decay(self) -> float:
-        """λ of `local.weight_decay`, which `gradient` adds as λ·y unless it is told not to."""
+        """λ of `local.weight_decay`; `gradient` adds λ·y unless `with_decay` is false."""
 
     @property
     def decay(self) -> float:
-        """The local schedule's factor at this step, for step sizes of the algorithm's own."""
+        """The local schedule's factor at this step, for algorithms with their own step sizes."""
 
     def load(self, theta: Tensor) -> Tensor:
         """Put the shared parameters into the model.
@@ -74,18 +74,18 @@ class Work(Protocol):
         """Put the personal part of the client's state into the model; the initial one if it has none.
 
         Args:
-            state: the client's state, as the algorithm's client part was given it.
+            state: the client's state, as it was passed to the algorithm's client part.
 
         Returns:
             The model's own vector of personal parameters: change it in place to step.
         """
 
     def steps(self, epochs: int | None = None) -> Iterator[float]:
-        """One iteration for each local step; each has a batch of its own.
+        """One iteration for each local step; each step has its own batch.
 
         Args:
-            epochs: so many passes over the client's records, instead of the config's local steps or epochs.
-                Refused under example-level privacy, which is charged for the config's own.
+            epochs: this many passes over the client's records, instead of the config's local steps or epochs.
+                Refused under example-level privacy, which is charged for the config's number of steps.
 
         Returns:
             An iterator over the step sizes η of the local schedule.
@@ -95,31 +95,30 @@ class Work(Protocol):
         """The gradient at the model's current values, on the step's batch.
 
         Under example-level privacy it is (1/B)[Σ_j clip_C(g_j) + N(0, σ²C²)] on a Poisson batch (Abadi et al.
-        2016, arXiv:1607.00133); what is asked of a batch more often than `Algorithm.queries` declares is
-        refused.
+        2016, arXiv:1607.00133). More gradients of one batch than `Algorithm.queries` declares are refused.
 
         Args:
             fresh: draw another batch first.
             scale: a vector that multiplies each example's gradient before it is clipped.
-            with_decay: add λ·y after the noise; an algorithm that does more with a gradient than step along
-                it leaves it out, and adds it itself.
+            with_decay: add λ·y after the noise. An algorithm that does more with a gradient than step along
+                it sets this to false and adds λ·y itself.
 
         Returns:
-            A vector that the next call overwrites: `clone()` what must last.
+            A vector that the next call overwrites; `clone()` it to keep it.
         """
 
     def descend(self, lr: float) -> None:
-        """y −= lr · gradient(), the quick way.
+        """y −= lr · gradient(), computed faster.
 
         Args:
             lr: the step size.
         """
 
     def note(self, name: str, value: float) -> None:
-        """Note a number for the round's record, averaged over steps and clients. It is exact, not private.
+        """Put a number into the round's record, averaged over steps and clients. It is exact, not private.
 
         Args:
-            name: what it is called in the record.
+            name: its name in the record.
             value: the number, for this step.
         """
 
@@ -150,7 +149,7 @@ class Round(Protocol):
         arXiv:2003.00295).
 
         Args:
-            delta: the average update. Plain SGD at rate 1 is θ + delta, which is FedAvg.
+            delta: the average update. Plain SGD with learning rate 1 gives θ + delta, which is FedAvg.
 
         Returns:
             The new θ.
@@ -159,50 +158,50 @@ class Round(Protocol):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Base of all algorithms; the defaults are FedAvg's traffic: θ down, Δ up, the client keeps nothing.
+    """Base of all algorithms. By default an algorithm sends what FedAvg sends: θ down, Δ up, no client state.
 
     FedAvg: McMahan et al. 2017, arXiv:1602.05629. Under client-level privacy the mean that `server` gets is
-    the noisy sum of bounded uploads ÷ the expected cohort; under example-level privacy the gradients that
-    `client` gets are private. Either way what the two functions do besides is post-processing.
+    the noisy sum of bounded uploads ÷ the expected cohort size. Under example-level privacy the gradients
+    that `client` gets are private. In both cases everything else in the two functions is post-processing.
     """
 
     @property
     def queries(self) -> int:
-        """Gradients asked of one batch in a step; each is paid for under example-level privacy."""
+        """Gradients computed on one batch in a step; example-level privacy charges for each."""
         return 1
 
     @property
     def batches(self) -> int:
-        """Independent batches drawn in a step; each is paid for under example-level privacy."""
+        """Independent batches drawn in a step; example-level privacy charges for each."""
         return 1
 
     @property
     def needs_public(self) -> bool:
-        """Whether clients ask for gradients of public records."""
+        """Whether clients use gradients of public records."""
         return False
 
     @property
     def needs_steps(self) -> bool:
-        """Whether a client or the server uses K, the federation's number of local steps, beyond taking them.
+        """Whether a client or the server uses K, the federation's number of local steps, in a formula.
 
-        A client may use its own. With `local.epochs` it follows from the clients' sizes, which whoever
-        protects clients must not tell.
+        A client may use its own number of steps. With `local.epochs` K follows from the clients' sizes, which
+        a run that protects clients must not reveal.
         """
         return False
 
     @property
     def own_server_rule(self) -> bool:
-        """Whether the server part moves θ by a rule of its own, so that a server optimizer has no say."""
+        """Whether the server part updates θ by its own rule and ignores the server optimizer."""
         return False
 
     @property
     def personal_part(self) -> tuple[str, ...]:
-        """Patterns of the parameters that a client keeps to itself."""
+        """Patterns of the parameters that stay with the client."""
         return ()
 
     @property
     def keeps_state(self) -> bool:
-        """Whether what a client sends depends on rounds that it took part in before."""
+        """Whether what a client sends depends on earlier rounds that it took part in."""
         return bool(self.personal_part)
 
     def init(self, theta: Tensor, layout: Layout) -> Vectors:
@@ -210,7 +209,7 @@ class Algorithm:
 
         Args:
             theta: the shared parameters; the state holds them under this name.
-            layout: what is where in them.
+            layout: which parameters are where in the vector.
 
         Returns:
             Named vectors, which are checkpointed.
@@ -218,7 +217,7 @@ class Algorithm:
         return {"theta": theta}
 
     def message(self, state: Vectors) -> Vectors:
-        """What goes down to each client.
+        """What the server sends to each client.
 
         Args:
             state: the server's.
@@ -232,7 +231,7 @@ class Algorithm:
         """What a client sends; anything else is refused.
 
         Args:
-            layout: what is where in the parameters.
+            layout: which parameters are where in the vector.
 
         Returns:
             Names and lengths.
@@ -243,12 +242,12 @@ class Algorithm:
         """Train on one client.
 
         Args:
-            msg: what came down; it must not be written to.
-            state: what the client kept when it last took part; empty the first time.
-            work: its local training.
+            msg: the server's message; it must not be written to.
+            state: the client's state from the last time that it took part; empty the first time.
+            work: the client's local training.
 
         Returns:
-            The upload, as `uploads` declares it, and the client's new state (empty: it keeps nothing).
+            The upload, as `uploads` declares it, and the client's new state (empty if it keeps nothing).
         """
         raise NotImplementedError(f"{type(self).__name__} has no method `client`, which an algorithm needs")
 
@@ -257,7 +256,7 @@ class Algorithm:
 
         Args:
             state: the server's.
-            mean: the mean upload, private where the run is; it is overwritten by the next round.
+            mean: the mean upload, noised in a private run; the next round overwrites it.
             round: the round, with the server's optimizer.
 
         Returns:

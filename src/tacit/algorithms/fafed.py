@@ -16,8 +16,9 @@ from tacit.vector import Layout, Vectors
 class FAFED(Algorithm):
     """FAFED (Wu et al., 2023): m = g(y_k) + (1 − a)(m − g(y_{k−1}; same batch)); y −= η m/(√v̄ + ρ).
 
-    v = β v + (1 − β) g² runs along, but the denominator stays at v̄ for the whole round; y, m and v are
-    averaged at its end. Two gradients a step, of one batch: under example-level privacy both are paid for.
+    v = β v + (1 − β) g² is updated in every step, but the denominator stays at v̄ for the whole round; y, m
+    and v are averaged at its end. A step takes two gradients of one batch, and example-level privacy charges
+    for both.
     """
 
     a: float = 0.1

@@ -1,4 +1,4 @@
-"""The AdamW family: Local Adam, Local AdamW, FedAdamW, DP-FedAdamW, and what lies between them.
+"""The AdamW family: Local Adam, Local AdamW, FedAdamW, DP-FedAdamW, and the variants between them.
 
 FedAdamW: Liu, Shang, Liu, Tian, Liu, Liu, Zhu and Lin 2025, arXiv:2510.27486. Its private version is
 DP-FedAdamW, by the same group (CVPR 2026).
@@ -24,21 +24,21 @@ class FedAdamW(Algorithm):
 
     - `aggregate`: which moments start from their average instead of zero. "none" is Local AdamW; "m", "v"
       and "vm" send them whole; "mean-v" sends one number a block (FedAdamW).
-    - `alpha` weighs Δ_G = −mean(Δ)/(Kη) of the round before (γ in DP-FedAdamW); 0 sends no Δ_G down.
+    - `alpha` weighs Δ_G = −mean(Δ)/(Kη) of the previous round (γ in DP-FedAdamW); with 0 no Δ_G is sent down.
     - `blocks`: which partition (`tacit.vector.blocks`); B = min(`max_blocks`, ⌊d/`min_block`⌋) bounds it.
     - `decoupled`: λ outside the gradient (AdamW) or inside (Adam with L2).
     - `debias` (DP-FedAdamW): the denominator is √max(v̂ − φ, floor·φ) + ε, φ = (σC/B)² the variance that
       privacy adds to each coordinate. Where noise dominates, v̂ − φ is negative for about half the
-      coordinates, hence the floor. Raw v is what is aggregated, or φ would be subtracted twice.
+      coordinates, hence the floor. The raw v is aggregated; otherwise φ would be subtracted twice.
 
-    A moment that starts from zero each round is corrected by (1 − β^k), one that goes on from its average
-    by (1 − β^t), with t over all rounds.
+    A moment that starts from zero each round is corrected by (1 − β^k). A moment that continues from its
+    average is corrected by (1 − β^t), with t over all rounds.
 
-    "m" alone needs a reading of its own, for paper 004 prints no rule for it (Table 7). Over a v that starts
-    from zero, an old m is divided by the first gradient, which may be almost nothing: steps of up to 90 η,
-    and a model at chance. But m̂ is a mean of the last w = 1/(1 − β1) gradients or so, and their second
-    moment is no less than m̂². So v starts as if those w gradients had all been m̂, at the age w: it costs no
-    traffic, and by Jensen's inequality no first step is longer than about η, as Adam's own.
+    "m" alone needs an interpretation, because paper 004 prints no rule for it (Table 7). With a v that starts
+    from zero, an old m is divided by the first gradient, which may be almost zero: this gave steps of up to
+    90 η, and a model at chance. But m̂ is a mean of about the last w = 1/(1 − β1) gradients, and their second
+    moment is at least m̂². So v starts as if all those w gradients had been m̂, at the age w. This costs no
+    traffic, and by Jensen's inequality no first step is longer than about η, as in Adam itself.
     """
 
     beta1: Decay = 0.9
@@ -99,7 +99,7 @@ class FedAdamW(Algorithm):
         if "direction" in state:
             new["direction"] = mean["delta"] / -round.lr_sum
         for name in state.keys() - new.keys():
-            # Noise on an average can make a second moment negative; it is not.
+            # Noise on an average can make a second moment negative, which it never is.
             new[name] = mean[name].clamp(min=0) if name == "v" else mean[name]
         return {name: new[name] for name in state}
 
@@ -121,7 +121,7 @@ class FedAdamW(Algorithm):
         return self._blocks(layout).spread(msg[name]) if self.aggregate == "mean-v" else msg[name].clone()
 
     def _implied_(self, v: Tensor, m: Tensor, work: Work) -> int:
-        """Fill v with the second moment that an averaged m implies; its age in steps."""
+        """Fill v with the second moment that an averaged m implies; returns its age in steps."""
         if work.steps_before == 0:
             return 0
         age = round(1 / (1 - self.beta1))
@@ -141,10 +141,10 @@ class FedAdamW(Algorithm):
 
 @dataclass(frozen=True)
 class FedAdamWTheory(Algorithm):
-    """FedAdamW as its proof has it (Algorithm 3): y −= η (α g ⊙ ϑ + (1 − α) Δ_G); θ −= γ Δ_G.
+    """FedAdamW as in its proof (Algorithm 3): y −= η (α g ⊙ ϑ + (1 − α) Δ_G); θ −= γ Δ_G.
 
-    β1 = 0 and λ = 0. Here α weighs the gradient, as in the paper. ϑ = 1/(√v̂ + ε), and v goes on from its
-    block means. `gamma` is in units of the summed rate Kη, so γ = 1 is θ += mean(Δ).
+    β1 = 0 and λ = 0. Here α weighs the gradient, as in the paper. ϑ = 1/(√v̂ + ε), and v continues from its
+    block means. `gamma` is in units of the summed learning rate Kη, so γ = 1 gives θ += mean(Δ).
     """
 
     alpha: float = 0.5

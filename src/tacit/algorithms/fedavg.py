@@ -1,4 +1,4 @@
-"""FedAvg: each client takes some local SGD steps, the server averages the moves.
+"""FedAvg: each client takes some local SGD steps, and the server averages the updates.
 
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017, arXiv:1602.05629.
 """
@@ -27,7 +27,7 @@ class FedAvg(Algorithm):
         u = torch.zeros_like(y) if self.momentum else None
         for lr in work.steps():
             if u is None:
-                work.descend(lr)  # y −= η g, with no gradient vector to write down
+                work.descend(lr)  # y −= η g, without storing the gradient vector
             else:
                 y.sub_(u.mul_(self.momentum).add_(work.gradient()), alpha=lr)
         return {"delta": y - theta}, {}

@@ -1,4 +1,4 @@
-"""FedCM: each local step leans on the server's last direction.
+"""FedCM: each local step mixes in the server's last direction.
 
 Xu, Wang, Wang and Yao 2021, arXiv:2106.10874.
 """
@@ -14,7 +14,7 @@ from tacit.vector import Layout, Vectors
 
 @dataclass(frozen=True)
 class FedCM(Algorithm):
-    """FedCM (Xu et al., 2021): y −= η (α g + (1 − α) Δ_G), Δ_G = −mean(Δ)/(Kη) of the round before."""
+    """FedCM (Xu et al., 2021): y −= η (α g + (1 − α) Δ_G), Δ_G = −mean(Δ)/(Kη) of the previous round."""
 
     alpha: float = 0.1
 

@@ -1,4 +1,4 @@
-"""FedLADA: local Adam that starts from the average second moment and leans on the global direction.
+"""FedLADA: local Adam that starts from the average second moment and mixes in the global direction.
 
 Sun, Shen, Sun, Ding and Tao 2023, arXiv:2308.00522.
 """
@@ -16,7 +16,7 @@ from tacit.vector import Layout, Vectors
 class FedLADA(Algorithm):
     """FedLADA (Sun et al., 2023): y −= η (α m ⊙ ϑ + (1 − α) Δ_G), ϑ = 1/(√v + ε), v started from its average.
 
-    Sends Δ and v up, θ, v̄ and Δ_G down: twice FedAvg's uploads.
+    Clients send Δ and v, twice FedAvg's uploads; the server sends θ, v̄ and Δ_G.
     """
 
     alpha: float = 0.1
@@ -50,5 +50,5 @@ class FedLADA(Algorithm):
 
     def server(self, state: Vectors, mean: Vectors, round: Round) -> Vectors:
         direction = mean["delta"] / -round.lr_sum
-        # Noise on a private average can make it negative; a second moment is not.
+        # Noise on a private average can make it negative; a second moment never is.
         return {"theta": round.step(mean["delta"]), "v": mean["v"].clamp(min=0), "direction": direction}

@@ -1,4 +1,4 @@
-"""FedOpt: FedAvg's clients, an adaptive server.
+"""FedOpt: the clients of FedAvg with an adaptive server optimizer.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar and McMahan 2021, arXiv:2003.00295.
 """
@@ -18,7 +18,7 @@ from tacit.vector import Layout, Vectors
 class FedOpt(FedAvg):
     """FedAdam, FedYogi, FedAdaGrad (Reddi et al., 2021): m = β1 m + (1−β1) Δ̄; θ += η_g m/(√v + τ).
 
-    v grows by Δ̄² as Adam's, Yogi's or AdaGrad's does; there is no bias correction. `lr` is η_g.
+    v is updated with Δ̄² as in Adam, Yogi or AdaGrad, without bias correction. `lr` is η_g.
     """
 
     rule: Literal["adam", "yogi", "adagrad"] = "adam"

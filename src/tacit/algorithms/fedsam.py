@@ -17,9 +17,9 @@ from tacit.vector import Vectors
 class FedSAM(Algorithm):
     """FedSAM (Qu et al., 2022): p = ρ g/‖g‖; y −= η (g(y + p) + λ y).
 
-    Weight decay is outside of what is sharpened (Foret et al. 2021, arXiv:2010.01412, Eq. 1). Two gradients
-    a step. Under example-level privacy both cost: on one batch the step is charged at σ/√2, with a `fresh`
-    batch for the second as two steps at σ, which is much cheaper.
+    Weight decay is not part of the sharpness-aware loss (Foret et al. 2021, arXiv:2010.01412, Eq. 1). A step
+    takes two gradients, and example-level privacy charges for both. On one batch the step is charged at σ/√2.
+    With a `fresh` batch for the second it is charged as two steps at σ, which is much cheaper.
     """
 
     rho: float = 0.05
@@ -47,13 +47,13 @@ class FedSAM(Algorithm):
 
 
 def sharpness_aware(y: Tensor, work: Work, rho: float, fresh: bool = False) -> Tensor:
-    """The gradient at the worst point within `rho` of y, to first order; y itself is left as it was."""
+    """The gradient at the worst point within `rho` of y, to first order; y itself is unchanged."""
     if rho == 0:
         return work.gradient()
     g = work.gradient(with_decay=False)
     here = y.clone()
-    # A gradient of zero moves y nowhere, but asks again: a step always draws the batches it announced.
+    # Also after a zero gradient, which does not move y: a step always draws the batches that it announced.
     y.add_(g, alpha=rho / max(float(torch.linalg.vector_norm(g)), 1e-12))
     g = work.gradient(fresh, with_decay=False)
-    y.copy_(here)  # y − p would leave rounding behind
+    y.copy_(here)  # y − p would leave rounding errors
     return g.add_(y, alpha=work.weight_decay) if work.weight_decay else g

@@ -1,4 +1,4 @@
-"""FedAvg with LARS or LAMB on each client: local steps as long as the layer they move.
+"""FedAvg with LARS or LAMB on each client: local steps scale with the norm of the layer that they move.
 
 LARS: You, Gitman and Ginsburg 2017, arXiv:1708.03888. LAMB: You et al. 2020, arXiv:1904.00962. In federated
 learning: Pelikan, Azam, Feldman, Silovsky, Talwar, Brinton and Likhomanenko 2023, arXiv:2310.00098.
@@ -17,10 +17,10 @@ from tacit.vector import Vectors
 
 @dataclass(frozen=True)
 class FedLayerwise(Algorithm):
-    """Local LARS (You et al., 2017) or LAMB (You et al., 2020), their state fresh every round.
+    """Local LARS (You et al., 2017) or LAMB (You et al., 2020); the optimizer state is reset every round.
 
-    Paper 003 (Appendix G.4) names both as candidates to replace SGD on the clients. Traffic is FedAvg's:
-    moments are neither sent nor kept.
+    Paper 003 (Appendix G.4) names both as candidates to replace SGD on the clients. The traffic is FedAvg's,
+    because moments are neither sent nor kept.
     """
 
     rule: Literal["lars", "lamb"] = "lamb"

@@ -17,9 +17,9 @@ from tacit.vector import Vectors
 class DP2FedSAM(Algorithm):
     """DP²-FedSAM: first SGD on the personal head h with the body φ fixed, then SAM on φ with h fixed.
 
-    Only φ's move is sent, so only it is bounded and noised; the client keeps h. `rho` 0 is CENTAUR. Each
-    part has the config's number of local steps or epochs, unless `head_epochs` (τ_h) or `body_epochs` (τ_φ)
-    gives one. `head_lr` follows the local schedule.
+    Only the update of φ is sent, so only that is bounded and noised; the client keeps h. `rho` = 0 gives
+    CENTAUR. Each part has the config's number of local steps or epochs, unless `head_epochs` (τ_h) or
+    `body_epochs` (τ_φ) sets it. `head_lr` follows the local schedule.
     """
 
     rho: float = 0.1

@@ -16,8 +16,8 @@ from tacit.vector import Layout, Vectors
 class Scaffold(Algorithm):
     """SCAFFOLD (Karimireddy et al., 2020): y −= η(g − c_i + c); c_i⁺ = c_i − c − Δ/(Kη); c += (S/N) mean(Δc).
 
-    A client keeps c_i, the mean of its own gradients in its last round. Δ and Δc go up together, because
-    Δc tells as much about the client as Δ does.
+    A client keeps c_i, the mean of its own gradients in its last round. Δ and Δc are sent and bounded
+    together, because Δc reveals as much about the client as Δ does.
     """
 
     @property

@@ -16,8 +16,8 @@ from tacit.vector import Vectors
 class FedAvgLS(Algorithm):
     """DP-FedAvg-LS (Liang et al., 2020): y −= η (A⁻¹ g + λ y) per tensor, A = I − σ_ls·(circulant Laplacian).
 
-    Smoothing averages out some of the noise of neighbouring coordinates and keeps each tensor's sum; it is
-    post-processing, so it costs no privacy. Weight decay has no noise, and is not smoothed.
+    Smoothing averages out some of the noise of neighbouring coordinates and keeps each tensor's sum. It is
+    post-processing, so it costs no privacy. Weight decay has no noise and is not smoothed.
     """
 
     sigma_ls: float = 1.0

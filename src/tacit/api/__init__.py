@@ -6,7 +6,7 @@
     result = tacit.run(config)
     print(result.last("accuracy"), result.path)
 
-A module, a data set, an algorithm or a task of one's own is passed as an object; nothing is registered.
+Pass your own module, data set, algorithm or task as an object; nothing needs to be registered.
 """
 
 from typing import TYPE_CHECKING

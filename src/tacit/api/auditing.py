@@ -1,4 +1,4 @@
-"""An audit of a config: the mechanism by itself, and one run with canaries, beside what is claimed.
+"""An audit of a config: the mechanism by itself, and one run with canaries, compared with the claim.
 
 import tacit
 
@@ -37,24 +37,25 @@ def audit(
     dataset: Dataset | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> AuditReport:
-    """Try to refute what a config claims: the mechanism alone, and one run with canaries in it.
+    """Try to refute the claim of a config: audit the mechanism alone, and one run with canaries in it.
 
-    The run is made in one process with fresh entropy and thrown away: some of its clients (or records) are
-    canaries, so its model is good for nothing else. A simulation is audited as what it simulates. Canaries in
-    one run and the bound on ε: Steinke, Nasr and Jagielski 2023, arXiv:2305.08846; canaries of clients in
-    federated learning: Andrew et al. 2024, arXiv:2302.03098.
+    The run uses one process and fresh entropy, and is discarded afterwards: some of its clients (or records)
+    are canaries, so its model is of no other use. A simulation is audited as the run that it simulates.
+    Canaries in one run and the bound on ε: Steinke, Nasr and Jagielski 2023, arXiv:2305.08846; canaries of
+    clients in federated learning: Andrew et al. 2024, arXiv:2302.03098.
 
     Args:
-        config: what claims a guarantee.
-        canaries: clients, or records, that are there or not by a fair coin.
+        config: a config that claims a guarantee.
+        canaries: the number of clients, or records, whose presence a fair coin decides.
         trials: releases of the mechanism alone.
-        confidence: of the lower bounds on ε that are reported.
-        run: also audit a whole run; else the mechanism alone.
-        dataset: records of one's own, instead of the config's.
-        trackers: objects that hear of every round of that run.
+        confidence: of the reported lower bounds on ε.
+        run: also audit a whole run; otherwise only the mechanism.
+        dataset: your own records, instead of the config's.
+        trackers: objects that are called in every round of that run.
 
     Returns:
-        Claims and lower bounds. One that is above its claim is a bug, or one chance in 1 ÷ (1 − confidence).
+        Claims and lower bounds. A bound above its claim is a bug, or, with probability at most
+        1 − confidence, bad luck.
 
     Raises:
         UserError: the config claims nothing.

@@ -54,7 +54,7 @@ def trained(
         algorithm: as given to `run`, if it was.
 
     Returns:
-        The module. It knows which run trained it: another run that is given it counts that run's cost.
+        The module. It records which run trained it: a new run that starts from it counts that run's cost.
 
     Raises:
         UserError: there is no checkpoint, or another object was given.
@@ -62,7 +62,7 @@ def trained(
     folder = Path(folder)
     given = {"model": model, "algorithm": algorithm, "dataset": dataset}
     if model is not None and dataset is None:
-        del given["dataset"]  # a model that is there need not be built for its records
+        del given["dataset"]  # a model that is given need not be built for its records
     refuse_others(folder, given, "trained")
     return _trained(folder, recorded_config(folder), model, dataset, algorithm)
 
@@ -89,9 +89,9 @@ def export(
     dataset: Dataset | None = None,
     algorithm: Algorithm | None = None,
 ) -> tuple[str, ...]:
-    """Save a run's model for plain transformers and peft: an adapter with LoRA, else the whole model.
+    """Save a run's model for plain transformers and peft: the adapter with LoRA, otherwise the whole model.
 
-    The names of the classes go along (`id2label`), and a model card, README.md, with the statement.
+    The export includes the names of the classes (`id2label`) and a model card, README.md, with the statement.
 
     Args:
         folder: the run's.
@@ -101,7 +101,7 @@ def export(
         algorithm: as given to `run`, if it was.
 
     Returns:
-        Patterns of what each client trained for itself, of which the server has but the beginning.
+        Patterns of the parameters that each client trained for itself; the export has their initial values.
 
     Raises:
         UserError: the folder exists, there is no checkpoint, or another object was given.
@@ -110,7 +110,7 @@ def export(
     config = recorded_config(folder)
     if into.exists():
         raise UserError(f"{into} exists already; choose another folder")
-    # Whatever may refuse comes before anything is made.
+    # Every check comes before anything is created.
     run = read_run(folder)
     said = None if config.privacy is None else read_statement(folder, SIZES)
     refuse_others(folder, {"model": model, "algorithm": algorithm, "dataset": dataset}, "export")
@@ -125,8 +125,8 @@ def export(
         how_to = _save(config, model, given_model, dataset, partial, into.resolve())
         if config.model.hub is not None and not given_model:
             copy_tokenizer(locate(config.model.hub, offline=True), partial)
-        # The guarantee goes along. The ledger and the lineage stay: by a record's hash whoever has the record
-        # would know that it was trained on, and names are names.
+        # The statement is exported. The ledger and the lineage are not: a record's hash would show anyone
+        # who has the record that it was trained on, and they contain names.
         if (folder / STATEMENT).exists():
             shutil.copyfile(folder / STATEMENT, partial / STATEMENT)
         personal = algorithm.personal_part
@@ -143,7 +143,7 @@ def export(
 
 
 def _inputs(dataset: Dataset) -> str:
-    """What the model was fed: without it, its weights are of little use to anybody else."""
+    """What inputs the model expects: without this, its weights are of little use to anybody else."""
     if dataset.tokenizer is not None:
         own = isinstance(dataset.tokenizer, Bytes)
         told = f" Tokens are a text's UTF-8 bytes, {BYTES_AROUND}." if own else ""
@@ -163,7 +163,7 @@ def _inputs(dataset: Dataset) -> str:
 
 
 def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, partial: Path, into: Path) -> str:
-    """Write the model; the Python that loads it from where it will be."""
+    """Write the model; returns the Python code that loads it from its final place."""
     section = config.model
     task = dataset.task if config.task is None else config.task.name
     name_labels(model, dataset.label_names)
@@ -184,7 +184,7 @@ def _save(config: Config, model: nn.Module, given: bool, dataset: Dataset, parti
     name_task(base, task)
     home = home_of(section.hub) if section.hub is not None and section.start is None else None
     auto = auto_class(model)
-    # Loading by name alone works where the base has the same outputs; else it goes along, with them.
+    # Loading by name alone works where the base has the same outputs; otherwise the base is exported, too.
     if home is not None and (auto == CAUSAL or outputs(locate(home, offline=True)) == dataset.classes):
         save_adapter(model, base, section.lora, home, partial)
         return loading("peft", into.name, auto)

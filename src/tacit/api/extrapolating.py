@@ -1,4 +1,4 @@
-"""What a run's ε would be with more clients; no claim of the run."""
+"""What a run's ε would be with more clients; the run does not claim it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tacit.privacy.conventions import Scale
 
 
 def extrapolations(folder: str | Path, more: Sequence[Scale] = ()) -> list[str]:
-    """What ε would be with more clients, for a run so far: a line each, none of them a claim of the run."""
+    """ε of the run so far, if it had more clients: one line for each scale. The run claims none of this."""
     folder = Path(folder)
     config = recorded_config(folder)
     privacy = config.privacy

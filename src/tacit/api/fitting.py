@@ -47,12 +47,12 @@ from tacit.privacy.mechanisms.correlated import Correlated
 from tacit.system import cores, memory_bytes
 
 TRIED = 8
-"""Batches that are looked at; the largest counts."""
+"""Batches that are tried; the largest counts."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What a run needs, where, and what there is."""
+    """The memory that a run needs, by place, and the memory that is available."""
 
     worker: Need
     server: Need
@@ -67,14 +67,14 @@ class Fit:
 
     @property
     def host_need(self) -> int:
-        """Of all processes on the host together, which have frozen parameters in common."""
+        """The need of all processes on the host together; they share frozen parameters."""
         each = self.worker.peak - self.worker.parts["frozen parameters"]
         return self.server.peak + (self.workers * each if self.compute.here else 0)
 
     @property
     def host_most(self) -> int:
-        """With what the C library's heap may keep between blocks in use: about as much as activations, where
-        workers do not give it back.
+        """The need, and what the C library's heap may keep between blocks in use: about as much again as the
+        activations, where workers do not give memory back.
         """
         gives_back = self.compute.activation_checkpointing or not self.compute.here
         kept = 0 if gives_back else self.worker.parts["activations"]
@@ -119,7 +119,7 @@ def fit(config: Config, dataset: Dataset | None = None) -> Fit:
 
 
 def _without_search(config: Config) -> Config:
-    """Memory does not depend on how much noise there is; to find out how much takes seconds."""
+    """The config without its noise search: that takes seconds, and memory does not depend on the noise."""
     privacy = config.privacy
     if privacy is None or privacy.noise is not None:
         return config
@@ -129,7 +129,7 @@ def _without_search(config: Config) -> Config:
 
 
 def _records(job: Job, rounds: int, cohort: int) -> int:
-    """Records of the largest batch to be expected in the run: at example level their number is random."""
+    """The size of the largest batch to expect in the run: at example level it is random."""
     if not isinstance(job.privacy, ExampleLevel):
         return job.local.batch
     sizes = job.population.sizes
@@ -156,7 +156,7 @@ def _server(config: Config, job: Job, small: Job, workers: int) -> Need:
     mechanism: Aggregation = small.privacy or Unprotected(FixedSize(1))
     buffers = 0
     if isinstance(mechanism, Correlated):
-        # Its matrix takes a search that memory does not depend on; what it remembers of the noise is added.
+        # Its matrix takes a search that memory does not depend on; its noise state is added.
         buffers = 8 * sum(job.upload_sizes.values()) * 2
         mechanism = ClientLevel(1.0, mechanism.delta, mechanism.clip, FixedSize(1))
     each, held = _round(small, settings, mechanism, job.workload)
@@ -167,8 +167,8 @@ def _server(config: Config, job: Job, small: Job, workers: int) -> Need:
 
 
 def _round(small: Job, settings: Settings, mechanism: Aggregation, workload: Workload) -> tuple[float, float]:
-    """Play the server of a small job for a round; vectors of the model's length that its optimizer keeps, and
-    that there are at most, the model and the message aside.
+    """Run the server of a small job for a round; returns how many vectors of the model's length its optimizer
+    keeps, and how many exist at most, not counting the model and the message.
     """
     size = small.layout.shared
     with Live() as live:

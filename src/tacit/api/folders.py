@@ -1,4 +1,4 @@
-"""Where runs are, and the config that a run's folder holds."""
+"""The folders of runs, and the config in a run's folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tacit.federation.checkpoint import CONFIG
 from tacit.federation.verify import refuse_changed_config
 
 RUNS = Path("runs")
-"""Where runs go unless told otherwise."""
+"""Where runs are saved by default."""
 
 
 def no_run(folder: Path) -> str:
-    """What is said of a folder that is no run's: where runs are, or that several are in it."""
+    """The error for a folder that is not a run's: it says where runs are, or that the folder has several."""
     inside = sorted(file.parent for file in folder.glob(f"*/{CONFIG}"))
     if inside:
         one = f"name one of them, such as '{inside[0]}'"
@@ -37,7 +37,7 @@ def recorded_config(folder: Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def new_folder(name: str) -> Path:
-    """A new folder under runs/, named after the config and the time; made here, so it is nobody else's."""
+    """A new folder under runs/, named after the config and the time; created exclusively."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     candidates = [RUNS / f"{name}-{stamp}", *(RUNS / f"{name}-{stamp}-{n}" for n in range(2, 1000))]
     try:

@@ -13,23 +13,23 @@ from tacit.data import Dataset, Tokenizer, own
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Config:
-    """A checked config.
+    """Load and check a config.
 
     Args:
         source: a YAML file, or a mapping of the same keys.
         overrides: dotted keys and their values, such as {"local.lr": 0.1}.
 
     Returns:
-        The config, every default filled in.
+        The config, with every default filled in.
 
     Raises:
-        UserError: a key or a value is wrong; it names the file, the line and the key.
+        UserError: a key or a value is wrong; the error names the file, the line and the key.
     """
     return configs.load(source, overrides)
 
 
 def dataset(source: Any, *, tokenizer: str | Tokenizer | None = None, **columns: Any) -> Dataset:
-    """A data set of one's own records: see `tacit.data.own.dataset` for all that it takes.
+    """Make a data set from your own records: see `tacit.data.own.dataset` for all options.
 
         data = tacit.dataset(frame, text="review", label="stars", user="customer", tokenizer="bytes")
         tacit.run(config, dataset=data)
@@ -41,10 +41,10 @@ def dataset(source: Any, *, tokenizer: str | Tokenizer | None = None, **columns:
         columns: which columns are what (`text`, `label`, `user`, …), and further options.
 
     Returns:
-        What `tacit.run(dataset=…)` takes.
+        The argument for `tacit.run(dataset=…)`.
 
     Raises:
-        UserError: a column is missing, or holds what cannot be trained on.
+        UserError: a column is missing, or holds values that cannot be trained on.
     """
     if isinstance(tokenizer, str):
         tokenizer = named_tokenizer(tokenizer, False, columns.get("max_length", 128))

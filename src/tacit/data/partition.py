@@ -1,7 +1,7 @@
-"""Who gets which record.
+"""Partitions: which client gets which record.
 
 Every partition is seeded by a generator, gives no record to two clients, and puts each client's records in
-random order (so that a prefix is a random sample). The result is compressed rows: client i owns
+random order (so that a prefix is a random sample). The result is stored as compressed rows: client i owns
 `indices[offsets[i] : offsets[i+1]]`.
 
 >>> rng = np.random.default_rng(0)
@@ -31,7 +31,7 @@ class Partition(NamedTuple):
 
 
 def iid(n: int, clients: int, rng: np.random.Generator) -> Partition:
-    """Records dealt out at random; client sizes differ by at most one."""
+    """Records distributed at random; client sizes differ by at most one."""
     sizes = _balanced(n, clients)
     return _disjoint(Partition(_offsets(sizes), rng.permutation(n)), n)
 
@@ -39,8 +39,8 @@ def iid(n: int, clients: int, rng: np.random.Generator) -> Partition:
 def natural(users: NDArray[Any] | None, rng: np.random.Generator | None = None) -> Partition:
     """One client per distinct user id, in sorted order of the ids.
 
-    Without a generator each client's records stay in the order of the data: a held-out tail is then its
-    most recent part if the data are in order of time.
+    Without a generator each client's records stay in the order of the data. If the data are in order of
+    time, the held-out tail is then the most recent part.
     """
     if users is None:
         raise UserError(
@@ -51,10 +51,10 @@ def natural(users: NDArray[Any] | None, rng: np.random.Generator | None = None) 
 
 
 def natural_apart(users: NDArray[Any], seed: int) -> Partition:
-    """The same clients, each with its records in an order that depends on its name and their number alone.
+    """The same clients, each with its records in an order that depends only on its name and their number.
 
-    One generator for all of them would deal everybody's records anew if one client had a record more or less,
-    and with that change what each of the others holds out and trains on.
+    With one generator for all clients, one record more or less at one client would reorder everybody's
+    records, and so change what each of the others holds out and trains on.
     """
     ids, owner = np.unique(users, return_inverse=True)
     rows = _rows(owner.reshape(-1), len(ids), None)
@@ -63,15 +63,16 @@ def natural_apart(users: NDArray[Any], seed: int) -> Partition:
 
 
 def by_name(names: Sequence[Any] | NDArray[Any], share: float, seed: int, purpose: str) -> NDArray[np.bool_]:
-    """Which of these are drawn, each with this chance and by its name alone, whoever else is there."""
+    """Which of these names are drawn: each with this probability, depending on its own name only."""
     return np.array([randomness.key(seed, purpose, str(name)) < share * 2**128 for name in names], np.bool_)
 
 
 def set_aside(n: int, share: float, users: Sequence[Any] | None = None) -> NDArray[np.bool_]:
-    """Which of n records are for testing: that share, drawn at random once and for all.
+    """Which of n records are for testing: this share, drawn at random once and for all.
 
-    Of each user's own, if they say whose they are: which and how many depends on the user's name and number
-    of records alone. A draw from all of them would test on other records of everybody if one user came along.
+    If records have users, the share is drawn from each user's own records; which and how many depends only on
+    the user's name and number of records. If it were drawn from all records together, one more user would
+    change everybody's test records.
     """
     aside = np.zeros(n, np.bool_)
     if users is None:
@@ -94,9 +95,9 @@ def set_aside(n: int, share: float, users: Sequence[Any] | None = None) -> NDArr
 
 
 def named(users: Sequence[Any]) -> NDArray[Any]:
-    """Users' ids as an array in which each keeps the name it would have without the others.
+    """Users' ids as an array in which each keeps the name that it would have without the others.
 
-    One that is another kind of number would make others of all: 1 is called 1.0 beside 2.5.
+    In a plain array one id of another type would change all of them: 1 becomes 1.0 beside 2.5.
     """
     found, names = np.asarray(users), [str(user) for user in users]
     return found if [str(user) for user in found] == names else np.asarray(names)
@@ -105,7 +106,9 @@ def named(users: Sequence[Any]) -> NDArray[Any]:
 def _own_keys(
     ids: Sequence[Any] | NDArray[Any], offsets: Indices, seed: int, purpose: str
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """For each record, client by client: whose it is, and a key by that name and its place among theirs."""
+    """For each record, client by client: its owner, and a key from the owner's name and the record's position
+    among the owner's records.
+    """
     sizes = np.diff(offsets)
     owner = np.repeat(np.arange(len(ids)), sizes)
     names = np.array([randomness.key(seed, purpose, str(name)) & (2**64 - 1) for name in ids], np.uint64)
@@ -113,9 +116,10 @@ def _own_keys(
 
 
 def reassigned(partition: Partition, rng: np.random.Generator) -> Partition:
-    """The same clients with as many records each, but which ones are dealt out at random.
+    """The same clients with the same sizes, but with randomly assigned records.
 
-    A control: what of a method's result is due to clients being different, and not to their sizes.
+    A control: it shows how much of a method's result is due to differences between clients, not to their
+    sizes.
     """
     return _disjoint(
         Partition(partition.offsets, rng.permutation(partition.indices)), int(partition.indices.max()) + 1
@@ -123,9 +127,9 @@ def reassigned(partition: Partition, rng: np.random.Generator) -> Partition:
 
 
 def redrawn(partition: Partition, rng: np.random.Generator) -> Partition:
-    """The same clients, but for each record one of them is drawn, all with the same chance (paper 003's IID).
+    """The same clients, but each record goes to a client drawn uniformly at random (the IID of paper 003).
 
-    Sizes are then nearly equal. A client that draws nothing keeps no record.
+    Sizes are then nearly equal. A client may get no record.
     """
     clients = len(partition.offsets) - 1
     records = np.sort(partition.indices)
@@ -134,7 +138,7 @@ def redrawn(partition: Partition, rng: np.random.Generator) -> Partition:
 
 
 def some(partition: Partition, clients: int, rng: np.random.Generator) -> Partition:
-    """So many of the clients, drawn without replacement, in their old order."""
+    """A number of the clients, drawn without replacement, in their old order."""
     there = len(partition.offsets) - 1
     if clients > there:
         raise UserError(f"data.partition.clients: {clients} of {there} users; lower it")
@@ -146,12 +150,13 @@ def some(partition: Partition, clients: int, rng: np.random.Generator) -> Partit
 def dirichlet(labels: NDArray[Any], clients: int, alpha: float, rng: np.random.Generator) -> Partition:
     """Each client's class proportions are drawn from Dirichlet(α, …, α); client sizes differ by at most one.
 
-    Small α: a client sees few classes; large α: all alike. The data hold a fixed number of records of each
-    class, so not every wish can be met. All clients ask at once, by multinomial draws from their proportions;
-    where a class is asked for more often than it has records, a fair lottery decides. What a client did not
-    get it asks for again, from its proportions over the classes that are left (freshly drawn if it wanted
-    none of those). A turn settles everything or empties a class, so there are few. Hence some realised
-    proportions are flatter than the drawn ones, the more so the fewer clients there are.
+    With small α a client has few classes; with large α all clients are alike. The data have a fixed number of
+    records of each class, so not every request can be met. All clients request records at once, by
+    multinomial draws from their proportions. If a class is requested more often than it has records, a fair
+    lottery decides. Each client then requests the missing records again, from its proportions over the
+    remaining classes (drawn anew if it wanted none of those). Every turn settles everything or empties a
+    class, so there are few turns. Some realised proportions are therefore flatter than the drawn ones, the
+    more so the fewer clients there are.
     """
     if not (alpha > 0 and np.isfinite(alpha)):
         raise UserError(
@@ -183,9 +188,9 @@ def classes_per_client(
 ) -> Partition:
     """The pathological split (N, S): every client holds records of exactly S classes, chosen at random.
 
-    A class is cut into equal parts, one for each client that holds it, and the number of its holders is
-    proportional to its size; with equally large classes client sizes are therefore n/N up to rounding. (A
-    class larger than n/S would need more holders than there are clients; its parts are then larger.)
+    A class is divided into equal parts, one for each client that holds it, and the number of its holders is
+    proportional to its size. With equally large classes client sizes are therefore n/N up to rounding. (A
+    class larger than n/S would need more holders than there are clients, so its parts are larger.)
     """
     kinds, codes = np.unique(labels, return_inverse=True)
     _balanced(len(codes), clients)
@@ -201,8 +206,8 @@ def classes_per_client(
     amount = np.bincount(codes)
     holders = _apportion(amount, clients * classes, np.minimum(clients, amount))
     member = _memberships(holders, clients, classes, rng)
-    # A part has ⌊n_c/m_c⌋ records, and one more for the first n_c mod m_c of the holders; who comes first is
-    # random, or low-numbered clients would be larger.
+    # A part has ⌊n_c/m_c⌋ records, and one more for the first n_c mod m_c holders. The order of the holders
+    # is random; otherwise low-numbered clients would be larger.
     counts = np.zeros(member.shape, np.int64)
     for c, (n, m) in enumerate(zip(amount, holders, strict=True)):
         counts[rng.permutation(np.flatnonzero(member[:, c])), c] = n // m + (np.arange(m) < n % m)
@@ -210,7 +215,7 @@ def classes_per_client(
 
 
 def _apportion(amount: NDArray[np.int64], seats: int, most: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`seats` shared out in proportion to `amount`: at least one each, at most `most` each."""
+    """Divide `seats` in proportion to `amount`: at least one each, at most `most` each."""
     if most.sum() < seats:
         raise UserError(
             f"{amount.sum()} records are too few for {seats} parts of one class each; "
@@ -218,7 +223,7 @@ def _apportion(amount: NDArray[np.int64], seats: int, most: NDArray[np.int64]) -
         )
     given: NDArray[np.int64] = np.clip(amount * seats // amount.sum(), 1, most)
     while (gap := seats - given.sum()) != 0:
-        # Give to, or take from, whoever's part is furthest from the fair size.
+        # Give to, or take from, the one whose part is furthest from the fair size.
         part = amount / given
         able = given < most if gap > 0 else given > 1
         ranked = np.argsort(np.where(able, -part if gap > 0 else part, np.inf), kind="stable")
@@ -230,10 +235,10 @@ def _apportion(amount: NDArray[np.int64], seats: int, most: NDArray[np.int64]) -
 def _memberships(
     holders: NDArray[np.int64], clients: int, classes: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """A random 0/1 matrix with `classes` ones a row and `holders[c]` ones in column c.
+    """A random 0/1 matrix with `classes` ones in each row and `holders[c]` ones in column c.
 
-    Row by row, classes are drawn in proportion to the places they have left. A class with as many places
-    left as there are rows left must be taken now; taking it first keeps every later row feasible.
+    Row by row, classes are drawn in proportion to their remaining places. A class with as many remaining
+    places as there are remaining rows must be taken now; taking it first keeps every later row feasible.
     """
     member = np.zeros((clients, len(holders)), np.bool_)
     left = holders.astype(np.float64)
@@ -248,7 +253,7 @@ def _memberships(
 
 
 def _deal(codes: NDArray[Any], counts: NDArray[np.int64], rng: np.random.Generator) -> Partition:
-    """Random records of class c to client i, `counts[i, c]` of them."""
+    """Give client i `counts[i, c]` random records of class c."""
     clients, classes = counts.shape
     by_class = rng.permutation(len(codes))
     by_class = by_class[np.argsort(codes[by_class], kind="stable")]
@@ -258,8 +263,8 @@ def _deal(codes: NDArray[Any], counts: NDArray[np.int64], rng: np.random.Generat
 
 
 def _rows(owner: NDArray[Any], clients: int, rng: np.random.Generator | None) -> Partition:
-    """Group records by owner; inside a client in random order, or in the data's without a generator."""
-    # Half the memory where int32 will do; it is what limits the size of a population.
+    """Group records by owner; within a client in random order, or in the data's order without a generator."""
+    # int32, where it is large enough, halves the memory, which limits the size of a population.
     order: Indices = np.arange(len(owner), dtype=np.int32 if len(owner) < 2**31 else np.int64)
     if rng is not None:
         rng.shuffle(order)
@@ -281,7 +286,7 @@ def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _disjoint(partition: Partition, n: int) -> Partition:
-    """Refuse a partition that gives a record to two clients: its guarantee would protect neither copy."""
+    """Refuse a partition that gives a record to two clients: the guarantee would protect neither copy."""
     seen = np.zeros(n, np.bool_)
     seen[partition.indices] = True
     if int(seen.sum()) != len(partition.indices):

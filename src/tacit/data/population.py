@@ -1,7 +1,7 @@
-"""A population: which records belong to which client, at a cost that follows the cohort.
+"""A population: which records belong to which client, at a cost that grows with the cohort.
 
-Two arrays say it all (compressed rows): client i owns `indices[offsets[i] : offsets[i+1]]`. Ten million
-clients are some 120 MB, and nothing is looked at before a client is drawn.
+Two arrays store this (compressed rows): client i owns `indices[offsets[i] : offsets[i+1]]`. Ten million
+clients take some 120 MB, and no record is read before its client is drawn.
 
 >>> from tacit.data.records import ArrayRecords
 >>> records = ArrayRecords(np.zeros((6, 1, 2, 2), np.uint8), np.arange(6))
@@ -22,11 +22,11 @@ from tacit.data.records import Indices, Records
 
 
 class Population:
-    """Clients and the records each one owns, split into its own training, validation and test part.
+    """Clients and their records; each client's records have a training, a validation and a test part.
 
-    The partition has shuffled each client's records already, so the last floor(n · holdout) are a random
-    test split, and the floor(n · validation) before them a random validation split. A client too small for
-    one such record has an empty split.
+    The partition has already shuffled each client's records, so the last floor(n · holdout) are a random
+    test split, and the floor(n · validation) before them a random validation split. If a client is too small
+    for one such record, that split is empty.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Population:
 
     @cached_property
     def splits_users(self) -> bool:
-        """Whether somebody's records are at several clients: then a client is not all of a user."""
+        """Whether a user's records are at several clients; a client is then only a part of a user."""
         users = self.records.users
         if users is None or not len(self.indices):
             return False
@@ -77,12 +77,12 @@ class Population:
         return self.indices[start:middle]
 
     def validate(self, client: int) -> NDArray[Any]:
-        """The client's own validation records, to choose settings by; disjoint from the other two."""
+        """The client's own validation records, for choosing settings; disjoint from the other two parts."""
         _, middle, late, _ = self._bounds(client)
         return self.indices[middle:late]
 
     def test(self, client: int) -> NDArray[Any]:
-        """The client's own test records; disjoint from the other two."""
+        """The client's own test records; disjoint from the other two parts."""
         _, _, late, end = self._bounds(client)
         return self.indices[late:end]
 
@@ -100,6 +100,6 @@ def _share(owned: Any, share: float) -> Any:
 
 
 def _narrow(values: Indices, bound: int) -> Indices:
-    """int32 where every value up to `bound` fits: half the memory of a large population."""
+    """Convert to int32 if every value up to `bound` fits: this halves the memory of a large population."""
     dtype = np.int32 if bound <= np.iinfo(np.int32).max else np.int64
     return np.ascontiguousarray(values, dtype=dtype)

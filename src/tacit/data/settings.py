@@ -1,4 +1,4 @@
-"""The section `data` of a config: which records, how they are prepared, and how clients share them."""
+"""The section `data` of a config: the records, their preparation, and their division among clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.section import Section, as_name
 
 
 class Iid(Section):
-    """Records dealt out at random, in equal parts."""
+    """Records distributed at random, in equal parts."""
 
     kind: Literal["iid"]
     clients: PositiveInt
@@ -24,7 +24,7 @@ class Dirichlet(Section):
     kind: Literal["dirichlet"]
     clients: PositiveInt
     alpha: PositiveFloat
-    """0.1 is much skew, 100 is next to none."""
+    """0.1 is strong skew, 100 is almost none."""
 
 
 class ClassesPerClient(Section):
@@ -41,14 +41,14 @@ class Natural(Section):
 
     kind: Literal["natural"]
     clients: PositiveInt | None = None
-    """Draw so many of the users; left out, all of them. A guarantee for clients needs `share`."""
+    """Draw this many of the users; by default all of them. A guarantee for clients needs `share`."""
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Or draw each user with this chance, by its own name: who takes part does not depend on who else is
-    there, which a guarantee for clients needs.
+    """Or draw each user with this probability, by its own name. The draw of one user does not depend on the
+    others, which a guarantee for clients needs.
     """
     iid: Literal["same-sizes", "uniform"] | None = None
-    """A control: records are dealt out at random among the users. `same-sizes`: each keeps its number of
-    them; `uniform`: a user is drawn for every record, which makes the sizes nearly equal (paper 003).
+    """A control: records are distributed at random among the users. `same-sizes`: each user keeps its number
+    of records; `uniform`: a user is drawn for every record, so sizes are nearly equal (paper 003).
     """
 
     @model_validator(mode="after")
@@ -59,7 +59,7 @@ class Natural(Section):
 
 
 class HeldByOwners(Section):
-    """Records stay with their owners, the first so many of the federation's roster (`engine.kind: flower`).
+    """Records stay with their owners: the first clients of the federation's roster (`engine.kind: flower`).
 
     The data section then describes what the server has: records to test on, and how they are prepared.
     """
@@ -74,14 +74,14 @@ PartitionChoice = Annotated[
 
 
 class Normalise(Section):
-    """What is subtracted from pixels between 0 and 1, and divided by: one number, or one for each channel."""
+    """Mean and deviation for pixels between 0 and 1: one number each, or one for each channel."""
 
     mean: Annotated[tuple[float, ...], Field(min_length=1)]
     std: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
 
 
 class Data(Section):
-    """Which records, and how they are split among clients."""
+    """The records, and how they are divided among clients."""
 
     name: str
     """A known data set, `hf:NAME`, `folder`, `table`, `csv`, `parquet`, `json` or `speech`."""
@@ -91,57 +91,58 @@ class Data(Section):
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each client's records kept for its own test split (0.1 for personalised evaluation)."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of each client's records kept to choose settings by (`evaluate.split`), never trained on."""
+    """Share of each client's records kept for choosing settings (`evaluate.split`), never trained on."""
     public: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the records that belongs to no client and needs no protection (adadps, `pretrain.records`).
+    """Share of the records that belong to no client and need no protection (adadps, `pretrain.records`).
 
-    The same share of each class, and the same records with every seed; with `partition: natural` whole users,
-    each drawn by its name with this chance.
+    It is the same share of each class, and the same records with every seed. With `partition: natural` it
+    consists of whole users, each drawn by its name with this probability.
     """
     offline: bool = False
-    """Never ask a hub."""
+    """Never use a hub."""
     image: str | None = None
-    """Columns of a hub's or one's own data, where their names cannot be guessed: pictures, labels, users."""
+    """Columns of pictures, labels and users in data of a hub or your own, where they cannot be guessed."""
     label: str | None = None
     user: str | None = None
     text: Annotated[tuple[str, ...], Field(max_length=2)] = ()
-    """Column of texts, or two columns whose texts belong together."""
+    """The column of texts, or two columns whose texts belong together."""
     max_length: Annotated[int, Field(ge=4)] = 128
-    """Most tokens of a text; the rest is cut off."""
+    """The maximum number of tokens of a text; the rest is cut off."""
     pack: Annotated[int, Field(ge=8)] | None = None
-    """For language: join neighbouring texts of a user to examples of up to so many bytes, which are then what
-    example-level privacy protects: not a single text, without which its neighbours would be joined otherwise.
+    """For language: join neighbouring texts of a user into examples of up to this many bytes. Example-level
+    privacy then protects these examples, not single texts: without one text its neighbours are joined
+    differently.
     """
     tokenizer: str | None = None
-    """A folder, a name on the hub, or `bytes`; left out, that of `model.hub`."""
+    """A folder, a name on the hub, or `bytes`; by default that of `model.hub`."""
     size: PositiveInt | None = None
-    """Give pictures to the model at this many pixels a side."""
+    """The side of pictures in pixels, as the model gets them."""
     normalise: Normalise | None = None
-    """Left out, the customary constants of a known data set, or 0.5 and 0.5."""
+    """By default the customary constants of a known data set, or 0.5 and 0.5."""
     augment: Augment | None = None
     speech: SpeechOptions | None = None
-    """Options of a corpus of speech."""
+    """Options of a speech corpus."""
     features: tuple[str, ...] = ()
-    """Of a table: columns of numbers, together one vector a record."""
+    """For a table: columns of numbers, together one vector for each record."""
     audio: str | None = None
-    """Of a table: the column of sound files; a class is learnt from the first `seconds` of each."""
+    """For a table: the column of sound files; a class is learnt from the first `seconds` of each."""
     seconds: PositiveFloat | None = None
     language: str = "en"
-    """Of a table's speech: whose letters transcripts are made of."""
+    """For speech in a table: the language, which decides the alphabet of the transcripts."""
     test: str | None = None
-    """Of a table: the file of test records; left out, a tenth (of each user's) is set aside."""
+    """For a table: the file of test records; by default a tenth (of each user's) is set aside."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    """Of a csv file: what stands between two cells."""
+    """For a csv file: the separator of cells."""
     encoding: str = "utf-8"
-    """Of a csv file."""
+    """For a csv file."""
     missing: tuple[str, ...] = ("",)
-    """Of a table: texts that stand for a missing value; nothing else is taken for one."""
+    """For a table: texts that mean a missing value; nothing else is treated as missing."""
     on_bad: Literal["refuse", "skip"] = "refuse"
-    """Of a table: what to do about rows that cannot be used."""
+    """For a table: what to do about rows that cannot be used."""
     classes: tuple[str, ...] = ()
-    """Of a table: what labels may be, in order; left out, what the training records have."""
+    """For a table: the allowed labels, in order; by default those of the training records."""
     options: dict[str, Any] = Field({})
-    """Of `import`: what the function is called with."""
+    """For `import`: the arguments of the function."""
 
     @model_validator(mode="before")
     @classmethod

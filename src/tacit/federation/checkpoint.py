@@ -1,10 +1,10 @@
-"""Checkpoints: a folder for each saved round, written whole or not at all.
+"""Checkpoints: a folder for each saved round, written atomically.
 
-A checkpoint is `checkpoint/ROUND/` with the vectors (`state.safetensors`) and a manifest (`state.json`): the
-plain values, and the hashes of everything that belongs to it (the vectors, the run's config and lineage, the
-clients' states, the metrics so far, the ledger's last line). The manifest holds a hash of itself. It is all
-written beside its place and renamed into it, so a kill at any moment leaves the one before it intact; a
-damaged one is recognised, and the newest sound one is used.
+A checkpoint is `checkpoint/ROUND/` with the vectors (`state.safetensors`) and a manifest (`state.json`). The
+manifest has the plain values, the hashes of everything that belongs to the checkpoint (the vectors, the run's
+config and lineage, the clients' states, the metrics so far, the ledger's last line) and a hash of itself.
+Everything is written beside its place and then renamed, so a kill at any moment leaves the one before it
+intact. A damaged checkpoint is detected, and the newest sound one is used.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ BEST = "best"
 CONFIG, LINEAGE = "config.yaml", "lineage.json"
 """The files of a run that never change after its first round begins."""
 LABELS, CLIENTS = "labels.json", "clients.json"
-"""What classes and, in a run without a guarantee, clients are called."""
+"""The names of the classes and, in a run without a guarantee, of the clients."""
 Facts = dict[str, Any]
 DAMAGE = (OSError, ValueError, KeyError, TypeError, SafetensorError)
-"""What reading a damaged checkpoint may raise."""
+"""Exceptions that reading a damaged checkpoint may raise."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Take a checkpoint's name away first: half of one must never pass for a whole one."""
+    """Rename a checkpoint before it is deleted: half of one must never be taken for a whole one."""
     gone = place.with_name(f"{place.name}.old.partial")
     shutil.rmtree(gone, ignore_errors=True)
     place.rename(gone)
@@ -84,7 +84,7 @@ def _remove(place: Path) -> None:
 
 
 def tidy(run: Path) -> None:
-    """Remove what a killed run was just writing. Only for who holds the run's lock."""
+    """Remove what a killed run was writing. Call this only while holding the run's lock."""
     for left in [*run.glob("*.partial"), *run.glob("ledger*.jsonl.*"), *run.glob(f"{STATES}/**/*.partial")]:
         left.unlink(missing_ok=True)
     for left in [*run.glob("checkpoint/*.partial"), *run.glob(f"{BEST}/*.partial")]:
@@ -97,29 +97,29 @@ def size(vectors: Vectors) -> int:
 
 
 def _alone(vector: Tensor) -> Tensor:
-    """The vector, copied if it is part of a larger memory: safetensors refuses tensors that share one."""
+    """The vector, copied if it is part of larger memory: safetensors refuses tensors that share memory."""
     vector = vector.detach()
     whole = vector.untyped_storage().nbytes() == vector.nbytes
     return vector if whole and vector.is_contiguous() else vector.clone().contiguous()
 
 
 def split_vectors(values: Mapping[str, Any]) -> tuple[Vectors, dict[str, Any]]:
-    """A mapping's vectors, and its plain values."""
+    """Split a mapping into its vectors and its plain values."""
     vectors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     return vectors, {name: value for name, value in values.items() if name not in vectors}
 
 
 def with_prefix(vectors: Vectors, prefix: str) -> Vectors:
-    """Those whose name begins with `prefix`, under the rest of their name."""
+    """The vectors whose name begins with `prefix`, under the rest of their name."""
     return {name.removeprefix(prefix): v for name, v in vectors.items() if name.startswith(prefix)}
 
 
 def newest(
     folder: Path, check: Callable[[Facts], None] = lambda facts: None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint (None if none was ever written), and a line on each damaged one.
+    """The newest sound checkpoint (None if none was ever written), and a note on each damaged one.
 
-    `check` may raise ValueError for one that is not sound for other reasons.
+    `check` may raise ValueError for a checkpoint that is unsound for other reasons.
     """
     damaged: list[str] = []
     for place in finished(folder):
@@ -138,7 +138,7 @@ def newest(
 
 
 def sound_facts(place: Path) -> Facts:
-    """A checkpoint's manifest; ValueError if that, or a vector, is not as it was written."""
+    """A checkpoint's manifest; ValueError if the manifest or a vector is not as it was written."""
     facts = read_facts(place)
     if digest(place / VECTORS) != facts["sha256"]:
         raise ValueError(f"{VECTORS} does not match its hash")
@@ -157,7 +157,7 @@ def read_facts(place: Path) -> Facts:
 
 
 def _refuse_odd(facts: Facts) -> None:
-    """ValueError for a manifest that holds what no manifest does, though its hash is right."""
+    """Raise ValueError for a manifest with impossible contents, although its hash is right."""
     parts = ("versions", "states", "belongs", "optimizer", "metrics", "mechanism", "spending", "seen")
     kinds = {"folder": str, "round": int, "sha256": str} | dict.fromkeys((*parts, "best", "watch"), dict)
     inner = {"versions": str, "states": str, "belongs": str}
@@ -177,9 +177,9 @@ def _refuse_odd(facts: Facts) -> None:
 
 
 def belongings(run: Path) -> dict[str, str]:
-    """Hashes of a run's files that a checkpoint belongs with, for its manifest.
+    """Hashes of the run's files that a checkpoint belongs to, for its manifest.
 
-    Of the config, all but `rounds`: a run may be told to go on for longer.
+    The hash of the config leaves out `rounds`, because a run may be made longer.
     """
     found = {}
     if (run / CONFIG).exists():
@@ -210,7 +210,7 @@ def metrics_match(file: Path, facts: Facts) -> bool:
 
 
 def check_states(states: ClientStates, facts: Facts) -> None:
-    """ValueError if a client's state is not the one that a checkpoint was saved with."""
+    """Raise ValueError if a client's state is not the one that a checkpoint was saved with."""
     known = facts.get("states", {})
     for client, version in facts.get("versions", {}).items():
         if states.digest(int(client), version) != known[client]:
@@ -218,7 +218,7 @@ def check_states(states: ClientStates, facts: Facts) -> None:
 
 
 def kept(run: Path) -> Checkpoint | None:
-    """What a run's model is: the best one where that is kept, else the newest; None if none was saved."""
+    """A run's model: the best one if that is kept, otherwise the newest; None if none was saved."""
     for facts in kept_facts(run / "checkpoint")[:1]:
         if facts.get("best"):
             return _read_best(run, facts["best"])
@@ -226,21 +226,21 @@ def kept(run: Path) -> Checkpoint | None:
 
 
 def save_best(run: Path, checkpoint: Checkpoint) -> Facts:
-    """Save the best model so far beside those before it; what the next checkpoint says of it."""
+    """Save the best model so far beside earlier ones; returns what the next checkpoint says about it."""
     save(run / BEST, checkpoint, keep=len(finished(run / BEST)) + 1)
     place = best_place(run, checkpoint.round)
     return {"round": checkpoint.round, "sha256": digest(place / FACTS)}
 
 
 def best_place(run: Path, round: int) -> Path:
-    """Where the best model is, if it is of this round."""
+    """The folder of the best model, if it is from this round."""
     return run / BEST / f"{round:06d}"
 
 
 def tidy_best(run: Path) -> None:
-    """Remove what was the best once: all that no checkpoint names any more.
+    """Remove former best models: all that no checkpoint names any more.
 
-    Nothing goes while one of them cannot be read: that may pass, and it may name any.
+    Nothing is removed while a checkpoint cannot be read: it may be readable later, and may name any of them.
     """
     if not (run / BEST).exists():
         return
@@ -255,7 +255,7 @@ def tidy_best(run: Path) -> None:
 
 
 def refuse_other_best(run: Path, best: Facts) -> Facts:
-    """The manifest of the best model that a checkpoint names; ValueError if it is another, or damaged."""
+    """The manifest of the best model that a checkpoint names; ValueError if it differs or is damaged."""
     place = best_place(run, best["round"])
     if digest(place / FACTS) != best["sha256"]:
         raise ValueError(f"{FACTS} is not the one that was saved")
@@ -263,7 +263,7 @@ def refuse_other_best(run: Path, best: Facts) -> Facts:
 
 
 def read_round(run: Path, round: int) -> Checkpoint:
-    """The checkpoint of one round that was kept; refuses one that is damaged."""
+    """The kept checkpoint of one round; a damaged one is refused."""
     place = run / "checkpoint" / f"{round:06d}"
     try:
         facts = sound_facts(place)
@@ -290,9 +290,9 @@ def _read_best(run: Path, best: Facts) -> Checkpoint:
 
 
 def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> None:
-    """Put what is kept of a run into the run's model, rebuilt as it was at the start.
+    """Load the kept checkpoint of a run into the run's model, which is rebuilt as it was at the start.
 
-    `personal` parts are on no server: they stay as they are.
+    The server has no `personal` parts, so these stay as they are.
     """
     saved = kept(run)
     if saved is None:
@@ -301,7 +301,7 @@ def load_model(run: Path, model: nn.Module, personal: Sequence[str] = ()) -> Non
 
 
 def fill(model: nn.Module, layout: Layout, saved: Checkpoint, run: Path) -> None:
-    """Put a checkpoint of `run` into a model; refuses one of another run, model or frozen base."""
+    """Load a checkpoint of `run` into a model; a different run, model or frozen base is refused."""
     refuse_other_files(run, saved.facts)
     refuse_other_base(saved.facts, frozen_hash(model), run)
     if saved.vectors["theta"].numel() != layout.shared:
@@ -311,7 +311,7 @@ def fill(model: nn.Module, layout: Layout, saved: Checkpoint, run: Path) -> None
 
 
 def refuse_other_base(facts: Mapping[str, Any], frozen: str | None, run: Path) -> None:
-    """A checkpoint holds what was trained; the frozen parameters under it must be those of the training."""
+    """Refuse frozen parameters that are not those of the training: a checkpoint holds only trained ones."""
     if facts.get("frozen") != frozen:
         raise UserError(
             f"{run}: the frozen weights are not those that this run was trained on; "
@@ -320,7 +320,7 @@ def refuse_other_base(facts: Mapping[str, Any], frozen: str | None, run: Path) -
 
 
 def kept_facts(folder: Path) -> list[Facts]:
-    """The manifests of all checkpoints that have a sound one, newest first."""
+    """The manifests of all checkpoints whose manifest is sound, newest first."""
     facts = []
     for place in finished(folder):
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -329,6 +329,6 @@ def kept_facts(folder: Path) -> list[Facts]:
 
 
 def finished(folder: Path) -> list[Path]:
-    """The folders of saved rounds, newest first: by number, since names grow beyond six digits."""
+    """The folders of saved rounds, newest first; sorted by number, since names can exceed six digits."""
     places = (p for p in folder.glob("*") if p.name.isascii() and p.name.isdecimal() and p.is_dir())
     return sorted(places, key=lambda p: int(p.name), reverse=True)

@@ -1,4 +1,4 @@
-"""One round: eight steps, put together here and nowhere else."""
+"""One round: eight steps, composed here and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tacit.privacy import Aggregation, Arrivals, Bounding
 from tacit.vector import Vectors
 
 Progress = Callable[[int, int], None]
-"""Told how many clients are done, of how many."""
+"""Called with the number of clients that are done, and the number of clients in the cohort."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened in a round; exact numbers on clients among it, so it is for the researcher's eyes."""
+    """What happened in a round. It contains exact numbers on clients, so it is only for the researcher."""
 
     order: Order
     message: Vectors
     reports: Sequence[Report]
     measured: Record = field(default_factory=dict)
-    """Private metrics of the clients, released and paid for with the round."""
+    """Private metrics of the clients, released with the round and covered by its charge."""
     server_layers: dict[str, list[float]] = field(default_factory=dict)
     absent: int = 0
-    """Clients that were asked and did not answer."""
+    """The number of clients that were asked and did not answer."""
 
 
 def run_round(
@@ -43,32 +43,33 @@ def run_round(
     engine: Engine,
     progress: Progress,
 ) -> Outcome | None:
-    """Run the server's next round; None, and nothing done, if the privacy budget has no room for it."""
+    """Run the server's next round. If the privacy budget has no room for it, do nothing and return None."""
     job, n, workload = server.job, server.round, server.job.workload
-    # 1. Who takes part, and 2. what that will cost.
+    # 1. Draw the cohort, and 2. compute what the round will cost.
     attempt = spending.attempt(n)
     cohort = mechanism.sample(n, attempt, workload)
     charge = mechanism.charge(n, cohort, workload, attempt)
     if not spending.affords(charge):
         return None
     spending.make_room(charge, server.vectors)
-    # 3. What goes down.
+    # 3. Prepare what the clients receive.
     bounding = mechanism.bounding(server.mechanism_state, job.upload_sizes, server.layout, len(cohort))
     order, message = server.order(attempt, bounding), server.message()
     participants = server.participants(cohort)
     tests = own_accuracies(engine, job.privacy, message, participants)
-    # 4. Each client trains, bounds and adds. 5. The charge is on disk before anything is released: before
-    # the clients start where what they send is already a release, else before the sum gets its noise.
+    # 4. Each client trains, bounds its upload and adds it to the sum. 5. Record the charge on disk before
+    # anything is released: if what clients send is already a release, before they start; otherwise before
+    # the sum gets its noise.
     if mechanism.clients_release:
         spending.record(charge, cohort)
     total, reports = engine.sum(order, message, participants, lambda done: progress(done, len(participants)))
     if not server.protects_clients:
-        # A stop is an answer too. Under a client's protection the round goes on to its end: clients who
-        # sent nothing of use count as zero, and the noise hides how many they were.
+        # A stop reveals something, too. If clients are protected the round therefore goes on to its end:
+        # clients who sent nothing usable count as zero, and the noise hides how many they were.
         refuse_if_none_finite(n, reports)
     if not mechanism.clients_release:
         spending.record(charge, cohort)
-    # 6. The only way from uploads to the server, and 7. its step.
+    # 6. Release the noisy mean, the only way from uploads to the server, and 7. take the server's step.
     server.whole = False
     arrivals, state = _arrivals(reports, bounding, len(participants)), server.mechanism_state
     exact = _before_noise(server, mechanism, total, bounding, arrivals) if job.layers else None
@@ -78,7 +79,7 @@ def run_round(
         measured = job.privacy.measure(seen(reports), tests, state, n, attempt, workload)
     if mean is not None:
         server.step(mean, order.lr)
-    # 8. What is kept of the round; the run tests, saves and tells of it.
+    # 8. Keep the round's results; the run evaluates, saves and reports them.
     server.finish(reports)
     layers: dict[str, list[float]] = {}
     if exact is not None and mean is not None:
@@ -87,7 +88,7 @@ def run_round(
 
 
 def refuse_if_none_finite(round: int, reports: Sequence[Report]) -> None:
-    """A round of which nothing at all came back is no round."""
+    """Refuse a round in which no client sent finite numbers."""
     if reports and not any(report.finite for report in reports):
         raise Diverged(
             f"round {round + 1}: the updates of all {len(reports)} clients were infinite or not a number"
@@ -97,11 +98,11 @@ def refuse_if_none_finite(round: int, reports: Sequence[Report]) -> None:
 def _before_noise(
     server: Server, mechanism: Aggregation, total: Vectors, bounding: Bounding | None, arrivals: Arrivals
 ) -> Tensor:
-    """The mean bounded update, as the noise will find it (with whatever noise the clients made
+    """The mean bounded update before the server's noise (with any noise that the clients added
     themselves).
     """
     delta = total["delta"]
-    if bounding is None:  # what is not bounded is divided by what came
+    if bounding is None:  # an unbounded sum is divided by the weights that arrived
         return delta.float() / (arrivals.weight or 1.0)
     expected = mechanism.expected(len(server.job.population))
     if bounding.grid is None:
@@ -110,7 +111,7 @@ def _before_noise(
 
 
 def _arrivals(reports: Sequence[Report], bounding: Bounding | None, drawn: int) -> Arrivals:
-    """What the mechanism needs to know of the clients' reports."""
+    """What the mechanism needs to know about the clients' reports."""
     norm = math.inf if bounding is None else bounding.bound.bound
     return Arrivals(
         drawn=drawn,

@@ -1,4 +1,4 @@
-"""A run: round after round to the last, the budget's end or a signal; told, tested and saved as it goes."""
+"""A run: rounds until the last, the end of the budget or a signal; with reports, tests and checkpoints."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ class Federation:
         data: str = "",
         carried: Sequence[Charge] = (),
     ) -> None:
-        """`sampling` draws cohorts where the job's mechanism does not; `data` and `carried` are for its
-        ledger.
-        """
+        """`sampling` draws cohorts if the job has no mechanism; `data` and `carried` go into the ledger."""
         self.job, self.settings, self.folder = job, settings, folder
         if job.privacy is not None:
             refuse_weights(settings.weighted, job.privacy.unit)
@@ -88,7 +86,7 @@ class Federation:
         self._unrecorded: Record | None = None
         self._watched: dict[str, Any] = {}
         self._best: dict[str, Any] = {}
-        """Which of the best models on disk is this run's, for the next checkpoint's manifest."""
+        """Which of the best models on disk belongs to this run, for the next checkpoint's manifest."""
         self._notes = self._restore()
         claims = job.privacy is not None and not job.privacy.simulated and self.server.protects_clients
         if claims and job.population.splits_users:
@@ -98,11 +96,11 @@ class Federation:
         self.note(untrained_part(job, settings.evaluate.clients) or "")
 
     def note(self, said: str) -> None:
-        """Something for a person to hear of when the run begins."""
+        """Add a message that is shown when the run begins."""
         self._notes += [said] if said else []
 
     def run(self) -> Result:
-        """Train to the last round; stop early, saved, when asked to (Ctrl-C or SIGTERM)."""
+        """Train to the last round. On Ctrl-C or SIGTERM, stop early and save."""
         server, settings = self.server, self.settings
         engine = self._engine()
         try:
@@ -113,7 +111,7 @@ class Federation:
                         self._save()
             mended = self._metrics.note is not None and server.round > 0
             if mended or (self.stopped is not None and server.round != self._saved):
-                self._save()  # also where nothing was run: the manifest must name what is kept of them
+                self._save()  # also if no round was run: the manifest must name the metrics that are kept
         except (OSError, SafetensorError) as error:
             self._save_what_is_whole()
             raise UserError(
@@ -121,7 +119,7 @@ class Federation:
                 f"{self._saved} is saved: mend that, then resume"
             ) from error
         except BaseException as error:
-            # A failure, or a second Ctrl-C: the round under way is dropped, those before it are kept.
+            # A failure, or a second Ctrl-C: drop the current round, keep those before it.
             self._save_what_is_whole()
             if isinstance(error, Diverged):
                 saved = f"round {server.round} is saved" if server.round else "no round was saved yet"
@@ -134,8 +132,7 @@ class Federation:
             self.spending.close()
             for tracker in self.trackers:
                 tracker.close()
-            # Also after an error: whoever goes on with this object must not find in it what the client that
-            # was trained last has learnt.
+            # Also after an error: the module must not keep what the last trained client has learnt.
             server.write_model()
         metrics = read_metrics(self.folder / METRICS)
         finished = server.round >= settings.rounds or self.stopped is not None
@@ -154,8 +151,8 @@ class Federation:
         return engine
 
     def _hear(self, engine: Engine) -> None:
-        """What an engine may have to say: for the start, for each round's record, and for the statement,
-        where it stays true of the rounds that it ran.
+        """Collect what an engine reports: notes for the start, facts for each round's record, and remarks for
+        the statement, where they stay true of the rounds that it ran.
         """
         self._notes += getattr(engine, "notes", ())
         self._engine_facts: Callable[[], Record] = getattr(engine, "facts", dict)
@@ -163,7 +160,7 @@ class Federation:
         self.spending.remarks += [remark for remark in told if remark not in self.spending.remarks]
 
     def _begin(self) -> None:
-        """Whatever may refuse comes first: a run that is refused leaves everything as it was."""
+        """Prepare the run. Every check comes first, so that a refused run leaves everything unchanged."""
         job, server = self.job, self.server
         self.spending.open(self._spent)
         checkpoints.tidy(self.folder)
@@ -184,7 +181,9 @@ class Federation:
             tracker.start(server.round, self.settings.rounds, facts)
 
     def _round(self, engine: Engine) -> bool:
-        """Run a round, evaluate the model if it is time to, and report; False if the budget is used up."""
+        """Run a round, evaluate the model if it is due, and report. False if the run stops here: the budget
+        is used up, or the metric has stalled.
+        """
         start, server, last = time.perf_counter(), self.server, self.settings.rounds
         self.stopped = self._watch.stalled
         if self.stopped is not None:
@@ -212,18 +211,18 @@ class Federation:
 
     @property
     def _tests(self) -> bool:
-        """Whether the model is tested after the round that is just done."""
+        """Whether the model is tested after the round that has just finished."""
         return self.server.round == self.settings.rounds or self._due(self.settings.evaluate.every)
 
     def _due(self, every: int) -> bool:
         return self.server.round % every == 0
 
     def _charge_again(self, participants: Sequence[Participant]) -> None:
-        """Clients are about to train a second time in this round, since their worker was lost.
+        """Charge clients that are about to train a second time in this round, because their worker was lost.
 
-        With named randomness they do the same again. Where what a client sends is already a release, under
-        secret randomness, it would be a second one of the same data; nobody can say what became of the
-        first, so it is paid for like any other, on disk before it begins.
+        With named randomness they do the same again, and nothing is charged. With secret randomness, where
+        what a client sends is already a release, it would be a second release of the same data. Nobody knows
+        what became of the first, so the second is charged like any other, on disk before it begins.
         """
         if self.job.privacy is None or not self.mechanism.clients_release or self.job.privacy.simulated:
             return
@@ -243,7 +242,7 @@ class Federation:
 
     def _progress(self, done: int, cohort: int) -> None:
         if self._withholds:
-            return  # how many take part is exact, too
+            return  # the number of participants is an exact number, too
         for tracker in self.trackers:
             tracker.clients(done, cohort)
 
@@ -260,17 +259,17 @@ class Federation:
             self._watch.hear(record)
 
     def _keep_best(self) -> None:
-        """Save the model if its test was the best, and it is not saved yet."""
+        """Save the model if its test was the best and it is not saved yet."""
         due = self.settings.evaluate.keep_best and self._watch.round == self.server.round > 0
         if due and self._best.get("round") != self.server.round:
             self._best = checkpoints.save_best(self.folder, self._checkpoint())
 
     def _save_what_is_whole(self) -> None:
-        """Save the rounds that were finished since the last checkpoint, if nothing forbids it."""
+        """Save the rounds that were finished since the last checkpoint, if possible."""
         if not self.server.whole or self.server.round == self._saved:
             return
         with suppress(OSError, SafetensorError, UserError):
-            if self._unrecorded is not None:  # its evaluation failed, or its record; the round did not
+            if self._unrecorded is not None:  # the round succeeded; its evaluation or its record failed
                 self._note({"seconds": 0.0} | self._unrecorded)
             self._save()
 
@@ -299,7 +298,7 @@ class Federation:
         return Checkpoint(server.round, on_host(server.vectors()), facts)
 
     def _restore(self) -> list[str]:
-        """Go on from the newest sound checkpoint, if there is one; what should be told about it."""
+        """Continue from the newest sound checkpoint, if there is one; returns notes about it."""
 
         def check(facts: dict[str, Any]) -> None:
             checkpoints.check_states(self.job.states, facts)

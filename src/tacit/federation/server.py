@@ -1,4 +1,4 @@
-"""The server's side of a run: everything that a checkpoint holds, and the two things done with it."""
+"""The server's side of a run: its state, which checkpoints hold, its message and its step."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class _Round:
         return self.lr * sum(self.local.factor(k, steps) for k in range(steps))
 
     def step(self, delta: Tensor) -> Tensor:
-        if self.theta is not self.optimizer.theta:  # an algorithm that moved θ by itself before
+        if self.theta is not self.optimizer.theta:  # the algorithm moved θ by itself before
             self.optimizer.theta.copy_(self.theta)
         self.optimizer.step(delta, self.index)
         return self.optimizer.theta
 
 
 def on_host(vectors: Vectors) -> Vectors:
-    """Vectors where files and engines find them."""
+    """The vectors in the host's memory, where files and engines expect them."""
     return {name: vector.cpu() for name, vector in vectors.items()}
 
 
@@ -89,9 +89,9 @@ class Server:
         self.round = 0
         self.seconds = 0.0
         self.whole = True
-        """False while a round's step is under way: what is there then must not be saved."""
+        """False during a round's step: the state at that time must not be saved."""
         self.versions: dict[int, str] = {}
-        """The version of its state that counts, for each client that has one."""
+        """For each client with a state, the version that counts."""
         self._digests: dict[int, str] = {}
         self._unsaved: set[int] = set()
         self._kept: dict[int, dict[int, str]] = {}
@@ -103,7 +103,7 @@ class Server:
 
     @cached_property
     def nominal_steps(self) -> int | None:
-        """K: the local steps of a client of average size; None if that would tell of protected clients."""
+        """K: the local steps of a client of average size; None if K would reveal protected clients' sizes."""
         job = self.job
         if self.protects_clients and job.local.steps is None:
             return None
@@ -113,18 +113,18 @@ class Server:
 
     @cached_property
     def frozen(self) -> str | None:
-        """What the trained vector lies on: a checkpoint holds no frozen parameter, only this."""
+        """A hash of the frozen parameters: a checkpoint holds this instead of the parameters."""
         return frozen_hash(self.job.model)
 
     def message(self) -> Vectors:
-        """What goes down to the clients, from the host's memory."""
+        """What the clients receive, in the host's memory."""
         return on_host({**self.job.algorithm.message(self.state), **buffers_in(self.state)})
 
     def _there(self, vectors: Vectors) -> Vectors:
         return {name: vector.to(self._device) for name, vector in vectors.items()}
 
     def order(self, attempt: int, bounding: Bounding | None) -> Order:
-        """What the clients are to do in this round."""
+        """What the clients must do in this round."""
         decay = self._local_schedule(self.round)
         lr, weighted = self.job.local.lr * decay, self.settings.weighted
         return Order(self.round, lr, self.nominal_steps, decay, weighted, attempt, bounding)
@@ -162,14 +162,14 @@ class Server:
         self.round += 1
 
     def write_model(self) -> None:
-        """Put the server's model into the module, whatever client was trained in it last."""
+        """Write the server's model into the module, over that of the client that was trained in it last."""
         theta, personal = self.state["theta"].cpu(), self._personal
         whole = torch.cat([theta, personal]) if personal.numel() else theta
         write_values(self.job.model, self.layout, whole)
         write_buffers(self.job.model, self.state)
 
     def vectors(self) -> Vectors:
-        """All vectors of a checkpoint, wherever they are."""
+        """All vectors of a checkpoint, on whichever device they are."""
         tensors, _ = self.optimizer.state()
         noise, _ = checkpoints.split_vectors(self.mechanism_state)
         return (
@@ -179,7 +179,7 @@ class Server:
         )
 
     def facts(self) -> dict[str, Any]:
-        """All plain values of a checkpoint; the client states that they name are on disk after this."""
+        """All plain values of a checkpoint. After this call, the client states that they name are on disk."""
         _, scalars = self.optimizer.state()
         _, mechanism = checkpoints.split_vectors(self.mechanism_state)
         states = self.job.states
@@ -196,11 +196,11 @@ class Server:
         }
 
     def saved(self, rounds: set[int]) -> None:
-        """A checkpoint is written: client states that none on disk, of these `rounds`, names may go."""
+        """A checkpoint was written: delete client states that none on disk (of these `rounds`) names."""
         if not self._unsaved:
             return
         self._kept[self.round] = dict(self.versions)
-        if rounds <= self._kept.keys():  # one that could not be read may still need any of them
+        if rounds <= self._kept.keys():  # an unreadable checkpoint may still need any of them
             self._kept = {round: self._kept[round] for round in rounds}
             for client in self._unsaved:
                 named = {versions[client] for versions in self._kept.values() if client in versions}
@@ -208,7 +208,7 @@ class Server:
         self._unsaved.clear()
 
     def restore(self, saved: Checkpoint, known: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from a checkpoint; `known`: the facts of all that are on disk and can be read."""
+        """Continue from a checkpoint; `known` has the facts of all readable checkpoints on disk."""
         self._kept = {
             facts["round"]: {int(client): version for client, version in facts["versions"].items()}
             for facts in known

@@ -1,4 +1,4 @@
-"""How a run goes, beside its job and its privacy: the server's step, tests, checkpoints, the engine."""
+"""The settings of a run besides its job and its privacy: server step, tests, checkpoints, engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Cohort(Section):
-    """How many clients take part in a round; a bare number is short for a cohort of that size."""
+    """How many clients take part in a round; a bare number means a cohort of that size."""
 
     size: PositiveInt
     """Clients a round, on average or exactly."""
     sampling: Literal["fixed", "poisson"] | None = None
-    """`fixed`: that many, without replacement. `poisson`: each client joins independently; `size` on average.
+    """`fixed`: that many, without replacement. `poisson`: each client joins independently, `size` on average.
 
-    Left out: poisson under client-level privacy (its guarantee is the better one), else fixed.
+    Default: poisson under client-level privacy (its guarantee is better), otherwise fixed.
     """
 
     @model_validator(mode="before")
@@ -34,7 +34,7 @@ class Cohort(Section):
         return {"size": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
     def drawn(self, clients: int, usual: Literal["fixed", "poisson"]) -> FixedSize | Poisson:
-        """How cohorts are drawn from so many clients; `usual` says how where the section does not."""
+        """How cohorts are drawn from this many clients; `usual` is the default of the section."""
         fixed = (self.sampling or usual) == "fixed"
         return FixedSize(self.size) if fixed else Poisson(self.size / clients)
 
@@ -47,42 +47,44 @@ class ServerSettings(Open):
     """Step size; with plain SGD, 1 is FedAvg."""
     schedule: AnySchedule = Constant()
     device: Device = "cpu"
-    """Where the algorithm's state lives and its server step is computed; noise and files are the host's."""
+    """The device of the algorithm's state and of its server step; noise and files stay on the host."""
 
 
 class Evaluation(Section):
     """When and how the model is tested."""
 
     every: PositiveInt = 1
-    """Test after every so many rounds, and after the last."""
+    """Test after every this many rounds, and after the last."""
     batch: PositiveInt = 500
-    """Records at once; speed and memory only."""
+    """Records in a batch; affects only speed and memory."""
     split: Literal["test", "validation"] = "test"
-    """Which records judge the model: test records, or those that `data.validation` holds out."""
+    """Which records evaluate the model: test records, or those that `data.validation` holds out."""
     patience: PositiveInt | None = None
-    """Stop when the headline metric has not improved for so many tests."""
+    """Stop when the headline metric has not improved for this many tests."""
     keep_best: bool = False
-    """End with the model of the best test instead of the last one; exported and tested is that one, too."""
+    """End with the model of the best test instead of the last one; export and test use it, too."""
     records: PositiveInt | None = None
-    """Judge by so many of them, drawn once for the run; left out, by all."""
+    """Evaluate on this many of them, drawn once for the run; by default on all."""
     clients: Annotated[int, Field(ge=0)] = 0
     """Also test this many clients, each on its own held-out split."""
     layers: bool = False
-    """Record mean and deviation over clients of each layer's update norm (`tacit layers`).
+    """Record each layer's update norm, as mean and deviation over clients (`tacit layers`).
 
-    They are exact: refused under client-level privacy, except in a simulation (`privacy.entropy: seed`).
+    These numbers are exact, so they are refused under client-level privacy, except in a simulation
+    (`privacy.entropy: seed`).
     """
     tune: Tune | None = None
-    """Also test these clients after each has trained the model on its own records, for itself alone.
+    """Also test these clients after each has fine-tuned the model on its own records.
 
-    It starts from the server's model of that round, so one run gives a method's curve and that of its -FT
-    twin.
+    Fine-tuning starts from the server's model of that round, so one run gives the curve of a method and of
+    its -FT variant.
     """
     train: Annotated[int, Field(ge=0)] = 0
-    """Also take the loss of the server's model on so many training records, always the same ones.
+    """Also compute the loss of the server's model on this many training records, always the same ones.
 
-    It is exact: refused under a guarantee, except in a simulation (`privacy.entropy: seed`). `train_loss` is
-    another number: the mean of the clients' own losses while they train (for SAM, at the perturbed point).
+    It is exact, so it is refused under a guarantee, except in a simulation (`privacy.entropy: seed`).
+    `train_loss` is another number: the mean of the clients' own losses during training (for SAM, at the
+    perturbed point).
     """
 
 
@@ -90,21 +92,21 @@ class Checkpoints(Section):
     """How often the run is saved, and how many saves are kept."""
 
     every: PositiveInt = 1
-    """Save after every so many rounds, and after the last."""
+    """Save after every this many rounds, and after the last."""
     keep: Annotated[int, Field(ge=2)] = 2
-    """Newest saves that stay on disk."""
+    """The number of newest checkpoints that stay on disk."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All of a run that is not its job (the model, data and algorithm) nor its privacy."""
+    """Everything of a run except its job (the model, data and algorithm) and its privacy."""
 
     rounds: int
     server: ServerSettings
     optimizer: OptimizerFactory | None
     """The server's optimizer as an object, instead of `server.optimizer`."""
     weighted: bool
-    """Clients count by their number of examples."""
+    """Clients are weighted by their number of examples."""
     evaluate: Evaluation
     checkpoint: Checkpoints
     engine: EngineSettings

@@ -1,4 +1,4 @@
-"""Questions before a run: what will it cost, and what must change to cost less?
+"""Planning a run: what will it cost, and what must change to cost less?
 
 >>> from tacit.privacy.events import PoissonGaussian
 >>> solve_noise(lambda noise: [{PoissonGaussian(0.05, noise): 200}], epsilon=1.0, delta=1e-3)
@@ -6,9 +6,9 @@
 >>> solve_times(PoissonGaussian(0.05, noise=2.02), epsilon=1.0, delta=1e-3)
 201
 
-Answers keep the promise: noise is rounded up, rounds and cohorts are rounded down, so ε never exceeds the
-target. All use the numerical bounds of `tacit.privacy.accountants`, and ask a mechanism for its events.
-`closed_form_noise` is only there to be compared with.
+Answers are rounded to the safe side: noise up, rounds and cohorts down, so ε never exceeds the target. All of
+them use the numerical bounds of `tacit.privacy.accountants` and the events of a mechanism.
+`closed_form_noise` exists only for comparison.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cost(event: Event, times: int, delta: float) -> Epsilon:
 
 
 def solve_noise(spends: Callable[[float], Sequence[Spend]], epsilon: float, delta: float) -> float:
-    """The smallest noise multiplier of three digits that keeps every one of `spends(noise)` within ε."""
+    """The smallest three-digit noise multiplier that keeps every one of `spends(noise)` within ε."""
 
     def fits(index: int, bound: Bound) -> bool:
         return all(bound(spend, delta) <= epsilon for spend in spends(_noise(index)))
@@ -42,7 +42,7 @@ def solve_noise(spends: Callable[[float], Sequence[Spend]], epsilon: float, delt
 
 
 def solve_times(event: Event, epsilon: float, delta: float) -> int:
-    """How often an event may happen while ε ≤ `epsilon`: the most rounds at client level."""
+    """How often an event may happen while ε ≤ `epsilon`; at client level, the largest number of rounds."""
     over = _solve(lambda times, bound: bound({event: times}, delta) > epsilon, 1, MOST_TIMES, guess=1)
     if over == 1:
         raise UserError(
@@ -72,8 +72,8 @@ def solve_cohort(
 def closed_form_noise(rate: float, rounds: int, epsilon: float, delta: float) -> float:
     """σ = √(7 q² T (ε + 2 ln 1/δ))/ε of the DP²-FedSAM paper: for comparison, never as a guarantee.
 
-    At that paper's own settings the formula is outside the range of the lemma it comes from. It asks for
-    about three times the noise that the numerical bounds show to be enough.
+    At that paper's own settings the formula is outside the range of the lemma that it comes from. It demands
+    about three times the noise that is sufficient by the numerical bounds.
 
     >>> round(closed_form_noise(rate=0.05, rounds=200, epsilon=1.0, delta=1e-3), 2)
     7.2
@@ -86,7 +86,7 @@ def closed_form_noise(rate: float, rounds: int, epsilon: float, delta: float) ->
 # --- searching -------------------------------------------------------------------------------------------
 
 Bound = Callable[[Spend, float], float]
-"""ε of what is spent, at δ."""
+"""Computes ε of a spend, at δ."""
 
 
 def _rough(spend: Spend, delta: float) -> float:
@@ -94,7 +94,7 @@ def _rough(spend: Spend, delta: float) -> float:
 
 
 def _solve(holds: Callable[[int, Bound], bool], low: int, high: int, guess: int) -> int | None:
-    """The smallest number at which a monotone condition on ε holds: nearly by a rough bound, then exactly."""
+    """The smallest number at which a monotone condition on ε holds, first by a rough bound, then exactly."""
     near = _gallop(lambda number: holds(number, _rough), guess, low, high)
     return _gallop(lambda number: holds(number, pld_epsilon), high if near is None else near, low, high)
 
@@ -110,7 +110,7 @@ def _smallest(holds: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def _gallop(holds: Callable[[int], bool], guess: int, low: int, high: int) -> int | None:
-    """`_smallest`, for a condition that is dear to ask and a guess that is near."""
+    """`_smallest`, for a condition that is expensive to evaluate and a guess that is close."""
     step = 1
     if holds(guess):
         while guess > low and holds(max(low, guess - step)):
@@ -125,14 +125,14 @@ def _gallop(holds: Callable[[int], bool], guess: int, low: int, high: int) -> in
     return None
 
 
-# --- numbers of three digits, counted --------------------------------------------------------------------
+# --- indices of three-digit numbers ----------------------------------------------------------------------
 
 _LEAST_NOISE, _MOST_NOISE = 100, 6400
 """Indices of the multipliers 0.01 and 100,000."""
 
 
 def _digits(index: int) -> int:
-    """1, 2, …, 999, 1000, 1010, …: the whole numbers of at most three digits before zeros.
+    """1, 2, …, 999, 1000, 1010, …: the integers with at most three digits before zeros.
 
     >>> [_digits(i) for i in (1, 999, 1000, 1001, 1900)]
     [1, 999, 1000, 1010, 10000]
@@ -144,12 +144,12 @@ def _digits(index: int) -> int:
 
 
 def _noise(index: int) -> float:
-    """Multipliers of three digits; decimal, so that 2.26 is 2.26."""
+    """Three-digit multipliers; decimal, so that 2.26 is exactly 2.26."""
     return float(f"{_digits(index)}e-4")
 
 
 def _index(noise: float) -> int:
-    """The largest index whose multiplier is at most `noise`, give or take rounding."""
+    """The largest index whose multiplier is at most `noise`, up to rounding."""
     scaled = noise * 1e4
     exponent = max(0, math.floor(math.log10(max(scaled, 1.0))) - 2)
     return max(1, int(scaled / 10**exponent) + 900 * exponent)

@@ -1,8 +1,8 @@
-"""What one client may add to a sum: all its uploads together have norm ≤ C.
+"""Clipping: all uploads of one client together have norm ≤ C.
 
-A rule (`Clip`) is bound once to the vectors a client sends; the `Bound` then shrinks copies of each upload
-(the client's own vectors are never written to, so it does not matter what they share). All vectors count
-together: a second vector that escaped the bound would leak what the first one hides.
+A rule (`Clip`) is bound once to the vectors that a client sends. The resulting `Bound` then shrinks copies of
+each upload; it never writes to the client's own vectors, so these may share memory. All vectors count
+together: a second vector outside the bound would leak what the first one hides.
 
 >>> bound = Clip(5.0).bind({"delta": 2, "c": 1})
 >>> upload = {"delta": torch.tensor([6.0, 0.0]), "c": torch.tensor([8.0])}
@@ -10,15 +10,16 @@ together: a second vector that escaped the bound would leak what the first one h
 >>> print(norm, round(float(bounded["delta"][0]), 4), round(float(bounded["c"][0]), 4))
 10.0 3.0 4.0
 
-Per-layer rules give each layer h its own C_h with √ΣC_h² = C, so the sensitivity is the same C:
-"uniform" C_h = C/√H; "dim" C_h = C·√(d_h/Σd). Weights α move the bound between layers (H.5 of the paper named
-below): C_h = C·√(α_h·d_h/Σαd), and C·√(α_h/Σα) for "uniform". The noise on a sum is the same everywhere, so a
-layer with four times the α has half the noise beside what it may send, for the same ε. Two modes:
+Per-layer rules give each layer h its own C_h with √ΣC_h² = C, so the sensitivity stays C: "uniform" has
+C_h = C/√H; "dim" has C_h = C·√(d_h/Σd). Weights α shift the bound between layers (H.5 of the paper named
+below): C_h = C·√(α_h·d_h/Σαd), and C·√(α_h/Σα) for "uniform". The noise on a sum is the same everywhere. So a
+layer with four times the α has half the noise relative to what it may send, for the same ε. There are two
+modes:
 
 - `clip` (Definition 3 of "Federated learning with differential privacy for speech recognition"): each
-  layer is shrunk to C_h if it is longer, never grown;
-- `normalize` (that paper's code): nothing happens while the whole is ≤ C; beyond it every layer is
-  rescaled to exactly C_h, also the short ones.
+  layer is shrunk to C_h if it is longer, and never enlarged;
+- `normalize` (that paper's code): nothing happens while the whole norm is ≤ C; beyond it every layer is
+  rescaled to exactly C_h, including short ones.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ Mode = Literal["clip", "normalize"]
 _STRETCH = 1 << 15  # in the processor's cache, and small enough that torch does not split it over threads
 _BEYOND = "a bounded upload is longer than its bound in whole numbers, so it was not added"
 _NOTHING = 1e-150
-"""Shorter ones are not stretched: their squares have too few digits in float64, or none."""
+"""Shorter vectors are not rescaled: their squares have too few digits in float64, or none."""
 _SAFE = 1 - 2.0**-21
 """Rounding to float32 moves each coordinate by up to 2⁻²⁴ of itself; this stays below C."""
 
 
 @section
 class Clip:
-    """A clipping rule: the clipping norm C, how it is divided over layers, and what happens beyond it."""
+    """A clipping rule: the clipping norm C, its division over layers, and what happens beyond it."""
 
     bound: Annotated[float, Field(gt=0, allow_inf_nan=True)]
-    """Infinite, it clips nothing: only where the noise is 0."""
+    """Infinity means no clipping; this is allowed only where the noise is 0."""
     per: Per = "global"
-    """One bound for everything, or one for each layer: equal, or growing with the layer's dimension."""
+    """One bound for everything, or one for each layer, either equal or growing with the layer's dimension."""
     mode: Mode = "clip"
-    """Only ever shrink, or rescale each layer to exactly its bound once the whole exceeds its own."""
+    """Only shrink, or rescale each layer to exactly its bound once the whole norm exceeds C."""
     weights: dict[str, PositiveFloat] = field(default_factory=dict, hash=False)
-    """α of the layers whose names match a pattern (`"*.mlp*": 2`), the first that does; 1 for all others."""
+    """α by patterns of layer names (`"*.mlp*": 2`); the first match counts, others have 1."""
 
     def __post_init__(self) -> None:
         if self.weights and self.per == "global":
@@ -79,7 +80,7 @@ class Clip:
     ) -> Bound:
         """The rule for uploads of exactly these named sizes; `bound` overrides C (adaptive clipping).
 
-        A vector as long as the model's shared part is divided into the layout's layers; another is one layer.
+        A vector as long as the model's shared part is divided into the layout's layers; others are one layer.
         """
         c = self.bound if bound is None else bound
         if self.per == "global":
@@ -92,7 +93,7 @@ class Clip:
         return Bound(c, self.mode, dict(sizes), groups)
 
     def groups(self, layout: Layout) -> list[tuple[tuple[slice, ...], float]]:
-        """The same rule for one record's gradient: segments of the whole flat vector, and their C_h."""
+        """The same rule for one per-example gradient: segments of the whole flat vector, and their C_h."""
         if self.per == "global":
             return [(tuple(s.slice for s in layout.segments), self.bound)]
         layers = layout.layer_slices(shared_only=False)
@@ -108,7 +109,7 @@ class Clip:
 
 
 def by_pattern(values: Mapping[str, float], layers: Sequence[str], key: str) -> list[float]:
-    """The value of each layer: that of the first pattern that its name matches, else 1.
+    """The value of each layer: that of the first pattern that matches its name, otherwise 1.
 
     Raises:
         UserError: a pattern of the config's `key` that no layer matches.
@@ -136,8 +137,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Bound:
-    """A rule bound to uploads: what `scales` allows has a joint norm of at most `bound`, in exact
-    arithmetic; in mode `clip`, each group has one of at most its own.
+    """A rule bound to uploads: scaled by `scales`, they have a joint norm of at most `bound`, in exact
+    arithmetic. In mode `clip`, each group's norm is also at most its own bound.
     """
 
     bound: float
@@ -153,7 +154,7 @@ class Bound:
     def scales(self, uploads: Vectors) -> tuple[float, list[float]]:
         """The joint norm of `uploads`, and the factor ≤ 1 (`normalize`: any) for each group of the rule.
 
-        With a value that is not finite, the norm is infinite and all factors are 0: its owner adds nothing.
+        If a value is not finite, the norm is infinite and all factors are 0: the client adds nothing.
         """
         self._check(uploads)
         squares = [sum(_square(uploads[name][part]) for name, part in group.parts) for group in self.groups]
@@ -179,10 +180,10 @@ class Bound:
         return bounded, norm
 
     def add_rounded_(self, uploads: Vectors, grid: Grid, into: Vectors) -> float:
-        """Add the bounded `uploads`, as whole numbers of the grid's units, to int64 sums; their norm before.
+        """Add the bounded `uploads`, in integer grid units, to int64 sums; returns their norm before that.
 
-        What is added satisfies Σk² ≤ 2²ᵇ, and in mode `clip` each group's is within its own reach: it does by
-        construction, and it is checked in whole numbers first.
+        The added integers satisfy Σk² ≤ 2²ᵇ, and in mode `clip` each group is within its own reach. This
+        holds by construction, and is also checked in integers first.
         """
         norm, factors = self.scales(uploads)
         if not math.isfinite(norm):
@@ -219,7 +220,7 @@ def _pieces(uploads: Vectors, group: Group, factor: float) -> Iterator[tuple[str
     for name, part in group.parts:
         for start in range(part.start, part.stop, _STRETCH):
             piece = slice(start, min(start + _STRETCH, part.stop))
-            # A copy in any case: what is float64 already would be scaled in place, and added as scaled twice.
+            # Always a copy: a float64 vector would otherwise be scaled in place, and so scaled twice.
             values = uploads[name][piece].detach().to(torch.float64, copy=True)
             yield name, piece, values.mul_(factor) if factor else torch.zeros_like(values)
 
@@ -247,13 +248,13 @@ def _square(vector: Tensor) -> float:
     for stretch in torch.split(vector, _STRETCH):
         wide = scratch[: stretch.numel()].copy_(stretch)
         norm = torch.linalg.vector_norm(wide).item()
-        total += norm * norm  # infinite where that has no room; a power would raise
+        total += norm * norm  # infinite on overflow, where a power would raise
     return total
 
 
 def layers_of(sizes: Mapping[str, int], layout: Layout | None) -> list[tuple[str, Parts]]:
-    """Names and places of the layers of uploads of these sizes: those of the layout in each vector that is as
-    long as the model's shared part; any other vector is one layer, called as it is.
+    """Names and places of the layers of uploads with these sizes. A vector as long as the model's shared part
+    has the layers of the layout; any other vector is one layer, under its own name.
     """
     return [layer for name, size in sizes.items() for layer in _layers(name, size, layout)]
 

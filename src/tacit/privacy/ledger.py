@@ -1,9 +1,8 @@
 """The ledger: what was spent on which data, on disk before anything is released.
 
-An append-only file of JSON lines. The first line says what the ledger is of: the unit, δ, a fingerprint of
-the data that its charges protect, and a number that no other ledger has. Each further line is one charge,
-and `Ledger.charge` returns only after the disk has it. ε is never stored: it is always a replay of the
-charges.
+An append-only file of JSON lines. The first line identifies the ledger: the unit, δ, a fingerprint of the
+protected data, and a unique number. Each further line is one charge, and `Ledger.charge` returns only after
+the charge is on disk. ε is never stored; it is always a replay of the charges.
 
 >>> import tempfile
 >>> path = Path(tempfile.mkdtemp()) / "ledger.jsonl"
@@ -21,16 +20,16 @@ charges.
 
 Rules
 -----
-- A round that is repeated after a crash is charged again: nobody knows what the first one let out.
-- Every line holds the hash of the line before it, a random number and its own hash, over exactly the bytes
-  that are there; keys and types are as they must be or the file is refused. So a changed or moved line is
-  noticed, and one that is missing before others; a run's checkpoints and metrics tell of lines that are
-  missing at the end (`federation.statements`), unless somebody cuts all of these files. Two copies of a
-  ledger that both went on can be told from each other even if they charged the same.
-- A last line that is cut off belongs to a charge that never returned, so nothing was released for it. It is
-  counted all the same, as the most expensive charge the run could have made.
-- The file is created with its first line in one step, only if there is none, and locked before it is read or
-  written. The lock ends with its process.
+- A round that is repeated after a crash is charged again: nobody knows what the first attempt released.
+- Every line holds the hash of the line before it, a random number and its own hash, over the exact bytes. A
+  file with wrong keys or types is refused. So a changed or moved line is detected, and so is a missing line
+  that others follow. A run's checkpoints and metrics show that lines are missing at the end
+  (`federation.statements`), unless somebody truncates all of these files. Two copies of a ledger that were
+  both continued can be distinguished, even if they have the same charges.
+- A truncated last line belongs to a charge that never returned, so nothing was released for it. It is counted
+  anyway, as the most expensive charge that the run could have made.
+- The file is created atomically with its first line, only if there is none, and is locked before it is read
+  or written. The lock ends with its process.
 """
 
 from __future__ import annotations
@@ -84,15 +83,15 @@ class Ledger:
 
     @staticmethod
     def open(path: Path, header: Header, carried: Sequence[Charge] = ()) -> Ledger:
-        """Open `path` for charges, or start it with `header` and what is `carried` over from other runs.
+        """Open `path` for charges, or create it with `header` and the charges `carried` over from other runs.
 
-        Refuses a ledger of another unit, relation or data, and one that another process holds.
+        Refuses a ledger with another unit, relation or data, and one that another process holds.
         """
         if not path.exists():
             return _created(path, header, carried)
         fd = os.open(path, os.O_RDWR | os.O_APPEND | system.BINARY)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):  # what is written to a device is nowhere
+            if not stat.S_ISREG(os.fstat(fd).st_mode):  # data written to a device would be lost
                 raise UserError(f"{path} is not a regular file; restore it")
             _lock(fd, path)
             content = os.pread(fd, os.fstat(fd).st_size, 0)
@@ -100,7 +99,7 @@ class Ledger:
             _refuse_other(path, found.header, header)
             ledger = Ledger(fd, found)
             if found.charges and found.charges[-1].truncated and not content.endswith(b"\n"):
-                # Nothing was released for what is cut off here; its stand-in is written before anything else.
+                # Nothing was released for the line truncated here; its replacement is written first of all.
                 stand_in = found.charges.pop()
                 found.hashes.pop()
                 os.ftruncate(fd, content.rfind(b"\n") + 1)
@@ -113,7 +112,7 @@ class Ledger:
 
     @staticmethod
     def read(path: Path) -> Contents:
-        """What a ledger holds, without opening it for writing; every line is checked."""
+        """The contents of a ledger, without opening it for writing; every line is checked."""
         if not path.exists():
             raise UserError(f"{path} does not exist: without a ledger nothing can be said about ε")
         try:
@@ -126,11 +125,11 @@ class Ledger:
 
     @property
     def contents(self) -> Contents:
-        """What it holds now."""
+        """The ledger's current contents."""
         return Contents(self.path, self.header, self.charges, self._hashes)
 
     def charge(self, charge: Charge) -> None:
-        """Put a charge on disk. Only after this returns may anything that depends on its data be released."""
+        """Write a charge to disk. Nothing that depends on its data may be released before this returns."""
         line, digest = line_of(plain_charge(charge), self._hashes[-1])
         try:
             if os.write(self._fd, line) != len(line):
@@ -152,12 +151,12 @@ class Ledger:
         return self.totals.worst(self.header.delta if delta is None else delta).epsilon
 
     def would_exceed(self, charge: Charge, budget: float, delta: float | None = None) -> bool:
-        """Whether ε with `charge` added is not proved to stay ≤ `budget`; ask before the round."""
+        """True unless ε with `charge` added is proved to stay ≤ `budget`; call this before the round."""
         expenses = [(part.event, part.steps, part.clients) for part in charge.parts]
         return self.totals.would_exceed(expenses, budget, self.header.delta if delta is None else delta)
 
     def close(self) -> None:
-        """Let the file go; a later charge would fail."""
+        """Close the file; later charges fail."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -172,7 +171,7 @@ class Ledger:
 
 
 def _created(path: Path, header: Header, carried: Sequence[Charge]) -> Ledger:
-    """Write a new ledger beside `path`, locked, and give it that name unless another has it by now."""
+    """Write a new, locked ledger beside `path`, and rename it to `path` unless that exists by now."""
     beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | system.BINARY, 0o600)
     try:

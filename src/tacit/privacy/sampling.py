@@ -1,8 +1,8 @@
-"""Who takes part: the draw whose probabilities the accountant relies on.
+"""Sampling: the draw whose probabilities the accountant relies on.
 
-`Poisson(rate)` lets each unit join independently; it is what amplification by sampling is proved for under
-add-or-remove-one adjacency. An empty draw is a valid draw. `FixedSize(size)` draws exactly `size` units
-without replacement, which is another mechanism with another bound (replace-one adjacency). It is never
+With `Poisson(rate)` each unit joins independently; for it, amplification by sampling is proved under
+add-or-remove-one adjacency. An empty draw is valid. `FixedSize(size)` draws exactly `size` units without
+replacement. That is a different mechanism with a different bound (replace-one adjacency), and is never
 accounted as Poisson.
 
 >>> Poisson(0.001).draw(Bits.named(0), population=1_000_000).size    # 1,000 are expected
@@ -10,12 +10,12 @@ accounted as Poisson.
 >>> FixedSize(3).draw(Bits.named(0), population=10).tolist()
 [5, 8, 9]
 
-Amplification holds only against those who do not know who was sampled: draws come from secret bits
-(`tacit.privacy.bits`), or from named ones in a simulation. Where sampling carries no part of a guarantee
+Amplification holds only against adversaries who do not know who was sampled. Draws therefore come from secret
+bits (`tacit.privacy.bits`), or from named bits in a simulation. Where sampling is no part of a guarantee
 (runs without privacy, the cohorts of an example-level run), `repeatable` draws from a seeded generator.
 
-A scheme of one's own (`Sampler`) says who takes part and no more: what its probabilities are worth is not
-known here, so whoever is protected is charged as if they had taken part in every round (`OwnSampling`).
+A custom scheme (`Sampler`) only says who takes part. No amplification is known for it, so protected clients
+are charged as if they had taken part in every round (`OwnSampling`).
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from tacit.privacy.bits import Bits, Ids
 
 
 class Sampler(Protocol):
-    """How a round's clients are chosen: what `tacit.run(sampling=…)` takes.
+    """How a round's clients are chosen: the argument of `tacit.run(sampling=…)`.
 
-    `Poisson` and `FixedSize` are samplers whose amplification is proved. Any other may be as it likes (in
-    turn, by region, by an importance that is public), and no amplification is claimed for it.
+    `Poisson` and `FixedSize` are samplers whose amplification is proved. Any other sampler may choose freely
+    (in turn, by region, by public importance), and no amplification is claimed for it.
     """
 
     def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> ArrayLike:
         """Choose the clients of a round.
 
         Args:
-            rng: a generator of this round's own; the same again if the round is repeated.
+            rng: a generator for this round, seeded the same if the round is repeated.
             population: the number of clients; they are 0, …, population − 1.
             round: the number of the round, from 0.
 
         Returns:
-            Numbers of clients, in any order, none of them twice. It may be empty.
+            Numbers of clients, in any order, without duplicates. It may be empty.
         """
 
     def expected(self, population: int) -> float:
-        """The constant that sums are divided by, whatever was drawn: the expected size of a cohort.
+        """The expected cohort size: the constant that sums are divided by, whatever was drawn.
 
         Args:
             population: the number of clients.
@@ -68,15 +68,15 @@ class Poisson:
             raise UserError(f"sampling rate {self.rate} is not a probability; choose 0 < rate ≤ 1")
 
     def draw(self, bits: Bits, population: int) -> Ids:
-        """The ids that take part, sorted. It may be empty."""
+        """The ids that take part, sorted. There may be none."""
         return bits.bernoulli(population, self.rate)
 
     def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> Ids:
-        """The same distribution, at the cost of the cohort: its size first, then a subset of that size."""
+        """The same distribution, at a cost that grows with the cohort: first its size, then a subset."""
         return _subset(rng, population, int(rng.binomial(population, self.rate)))
 
     def expected(self, population: int) -> float:
-        """The expected cohort: the constant that sums are divided by, whatever was drawn."""
+        """The expected cohort size: the constant that sums are divided by, whatever was drawn."""
         return self.rate * population
 
 
@@ -109,25 +109,25 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class OwnSampling:
-    """A scheme of one's own. Adjacency: what a client sends, or zeros in its place; who takes part is public.
+    """A custom scheme. Adjacency: what a client sends, or zeros in its place; who takes part is public.
 
-    Since the scheme sees no data, who takes part is the same for both neighbours, and one client moves a
-    round's sum by at most the clipping norm: each round is a Gaussian query on everyone, without any gain
-    from sampling. A client that is drawn less often is protected better than that; it is not claimed.
+    The scheme sees no data, so the same clients take part in both neighbouring runs, and one client moves a
+    round's sum by at most the clipping norm. Each round is therefore a Gaussian query on everyone, without
+    amplification. A client that is drawn less often has better protection, but this is not claimed.
     """
 
     name: str
-    """How a statement calls it."""
+    """Its name in a statement."""
     sampler: Sampler | None = None
-    """None in a statement that was read."""
+    """None in a statement that was read from a file."""
 
     def repeatable(self, rng: np.random.Generator, population: int, round: int = 0) -> Ids:
-        """The sampler's cohort, sorted; a `UserError` if these are not clients, or one is there twice."""
+        """The sampler's cohort, sorted; a `UserError` if it has an unknown client, or one twice."""
         assert self.sampler is not None
         given = self.sampler.repeatable(rng, population, round)
         try:
             drawn = np.asarray(given)
-        except ValueError:  # lists of several lengths
+        except ValueError:  # nested lists of different lengths
             drawn = np.asarray(None)
         if drawn.size and (drawn.ndim != 1 or drawn.dtype.kind not in "iu"):
             raise UserError(f"sampling: {self.name} must give a list of whole numbers, one for each client")
@@ -142,7 +142,7 @@ class OwnSampling:
         return ids
 
     def expected(self, population: int) -> float:
-        """What the sampler expects."""
+        """The sampler's expected cohort size."""
         assert self.sampler is not None
         expected = float(self.sampler.expected(population))
         if not 0 < expected <= population:
@@ -154,8 +154,8 @@ Sampling = Poisson | FixedSize | OwnSampling
 
 
 def as_sampling(sampler: Sampler) -> Sampling:
-    """A sampler as mechanisms know it: a class that is not one of ours gets no amplification, whatever it is
-    derived from. Ours are made anew, so that nothing that was hung on the object comes along.
+    """A sampler in the form that mechanisms use. A class that is not one of ours gets no amplification, even
+    if it is derived from one. Ours are constructed anew, without attributes that were added to the object.
     """
     refuse_no_sampler(sampler)
     if type(sampler) is Poisson:
@@ -168,7 +168,7 @@ def as_sampling(sampler: Sampler) -> Sampling:
 
 
 def refuse_no_sampler(thing: Any) -> None:
-    """Refuse what cannot be a sampler, since it has not all of its methods, or is a class."""
+    """Refuse an object that is not a sampler, because it lacks a method or is a class."""
     if isinstance(thing, type):
         name = thing.__name__
         raise UserError(f"sampling: {name} is a class; pass an instance of it, sampling={name}(…)")

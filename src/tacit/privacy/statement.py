@@ -1,7 +1,6 @@
 """The statement: what a run guarantees, to whom, against whom, and what it leaves out.
 
-A paragraph for a person and a dictionary for a program, both made from the privacy object and a replay of
-the ledger.
+It is a text for users and a dictionary for programs, both made from the mechanism and a replay of the ledger.
 
 >>> import numpy as np
 >>> from tacit.privacy import ClientLevel, Clip, Poisson, Workload
@@ -26,12 +25,12 @@ from tacit.privacy.totals import Worst
 
 _NONE = "This run gives no differential privacy: what it releases, or a part of it, has no noise."
 WEAK = 20.0
-"""An ε above this is worth a word: e²⁰ is half a billion."""
+"""An ε above this gets a warning: e²⁰ is half a billion."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """All that is claimed. `epsilon` is infinite where something is released without noise."""
+    """Everything that is claimed. `epsilon` is infinite if something is released without noise."""
 
     unit: str
     relation: str
@@ -47,20 +46,20 @@ class Statement:
     noise: str
     rounds: int
     repeated: int
-    """Rounds that were run and charged more than once, after crashes."""
+    """Repetitions of rounds after crashes, each charged again."""
     carried: int
-    """Rounds of earlier runs on the same data that this model began with."""
+    """Rounds of earlier runs on the same data, if the model started from them."""
     observers: tuple[Observer, ...]
     not_covered: tuple[str, ...]
     groups: tuple[tuple[int, float], ...] = ()
-    """ε for so many units together: a person with several records, or who is several clients."""
+    """ε for groups of units of these sizes: a person with several records, or who is several clients."""
     warnings: tuple[str, ...] = ()
-    """What is claimed, but means little."""
+    """Claims that mean little."""
     metrics: str = ""
-    """What was released beside the model, and what it cost; empty where metrics are exact."""
+    """What was released besides the model, and what it cost; empty if metrics are exact."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an infinite ε becomes None, which JSON has a word for."""
+        """Plain values for JSON; an infinite ε becomes None, because JSON has no infinity."""
         plain = asdict(self)
         for name in ("epsilon", "epsilon_pld", "epsilon_rdp", "rdp_order"):
             if plain[name] is not None and math.isinf(plain[name]):
@@ -72,7 +71,7 @@ class Statement:
         return plain | {"summary": self.summary(), "text": self.text()}
 
     def summary(self) -> str:
-        """Two sentences: how much, for whom, and against whom."""
+        """Two sentences: ε and δ, for whom, and against whom."""
         if math.isinf(self.epsilon):
             return f"{_NONE} Its models may show anything."
         units = "whole clients" if self.unit == "client" else "single records"
@@ -90,7 +89,7 @@ class Statement:
         return f"This run is {claim}. {held}"
 
     def text(self) -> str:
-        """The same for a person."""
+        """The full statement as text."""
         units = "whole clients" if self.unit == "client" else "single records"
         lines = []
         if self.simulation:
@@ -137,9 +136,9 @@ def make_statement(
     warnings: Sequence[str] = (),
     seen: Sequence[Charge] | None = None,
 ) -> Statement:
-    """What the charges of a ledger add up to, also for `groups` of so many units (which takes seconds).
+    """The statement from the charges of a ledger, also for `groups` of these sizes (which takes seconds).
 
-    `warnings`: what the mechanism had to say of its settings. `seen`: charges of the server's own ledger.
+    `warnings`: the mechanism's warnings about its settings. `seen`: charges of the server's own ledger.
     """
     tally = Tally()
     for charge in charges:
@@ -147,7 +146,7 @@ def make_statement(
     totals = replay(charges)
     worst = totals.worst(mechanism.delta)
     against = None if seen is None else replay(seen).worst(mechanism.delta).epsilon.value
-    # Whoever is worst alone need not be the worst in a group.
+    # The worst client alone need not be the worst in a group.
     profiles = totals.covering() if groups else []
     together = [(k, max(mechanism.group_epsilon(profile, k) for profile in profiles)) for k in groups]
     return state(mechanism, worst, tally, population, together, warnings, against)
@@ -162,8 +161,8 @@ def state(
     warnings: Sequence[str] = (),
     seen: float | None = None,
 ) -> Statement:
-    """The statement of a run whose worst client has these totals; `groups`: sizes of groups, and the ε of the
-    worst ones; `seen`: its ε against the server.
+    """The statement of a run whose worst client has these totals. `groups`: sizes of groups, with the ε of
+    the worst group of each size. `seen`: the run's ε against the server.
     """
     epsilon = worst.epsilon
     said = mechanism.describe(population, epsilon.value, worst.profile)
@@ -193,7 +192,7 @@ def state(
 
 
 def weak(epsilon: float) -> list[str]:
-    """A warning of an ε that bounds next to nothing."""
+    """A warning if ε bounds next to nothing."""
     if not WEAK < epsilon < math.inf:
         return []
     return [f"ε above {WEAK:g} bounds next to nothing: raise the noise, or run fewer rounds"]

@@ -1,4 +1,4 @@
-"""Flat parameter vectors and their layout. Knows torch and nothing else."""
+"""Flat parameter vectors and their layout. Depends on torch only."""
 
 from tacit.vector.flat import (
     Flat,

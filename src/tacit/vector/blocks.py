@@ -1,21 +1,22 @@
 """A partition of the shared parameters into blocks, and means over them.
 
-FedAdamW and DP-FedAdamW send one number a block, the mean of the block's second moments, instead of one
-for each coordinate. Three partitions of the same vector:
+FedAdamW and DP-FedAdamW send one number for each block, the mean of the block's second moments, instead of
+one for each coordinate. There are three partitions of the same vector:
 
 - "architecture" (DP-FedAdamW, paper 000; the default). A transformer layer has a block for each head's
-  slice of Q, of K and of V, one for the attention's output projection and one for the MLP; everything
-  before the first layer is one block and everything after the last another: Σ(3·heads + 2) + 2 blocks. The
-  paper's counts leave no block for what remains, so a neighbour takes it in: the norm in front of the
-  attention and tables of relative positions go to the projection; every other norm of the layer, and
-  patch merging after it, to the MLP; the last norm to the output. Convolutional networks: a block for each
-  residual block or plain layer, with the norms that follow it. LoRA factors and other networks: "tensor".
-- "fine" (FedAdamW, paper 004, its Algorithm 3). Embedding and output by token (row), Q and K by head; V,
-  projection and MLP by output neuron (its bias goes with it); every other tensor is one block.
+  slice of Q, of K and of V, one for the attention's output projection and one for the MLP. Everything
+  before the first layer is one block and everything after the last is another: Σ(3·heads + 2) + 2 blocks.
+  The paper's counts leave no block for the remaining tensors, so they join a neighbour: the norm before the
+  attention and tables of relative positions join the projection; every other norm of the layer, and patch
+  merging after it, join the MLP; the last norm joins the output. Convolutional networks have a block for
+  each residual block or plain layer, with the norms that follow it. LoRA factors and other networks use
+  "tensor".
+- "fine" (FedAdamW, paper 004, its Algorithm 3). Embedding and output are divided by token (row), Q and K by
+  head; V, projection and MLP by output neuron (with its bias); every other tensor is one block.
 - "tensor". Each parameter tensor is a block.
 
-`most` and `least` bound their number as in B = min(most, ⌊d/least⌋) for d coordinates: where a partition has
-more, neighbours are joined, as evenly as can be.
+`most` and `least` bound the number of blocks by B = min(most, ⌊d/least⌋) for d coordinates. If a partition
+has more, neighbours are joined as evenly as possible.
 
 >>> import torch
 >>> layout = Layout.of(torch.nn.Linear(2, 3))
@@ -43,8 +44,8 @@ Kind = Literal["architecture", "fine", "tensor"]
 class Piece:
     """Part of one tensor: `groups` consecutive blocks, from `first` on, that repeat `times` times.
 
-    Seen as (times, groups, run) with strides (stride, run, 1), so a slice of rows and a slice of columns
-    cost the same: no index is ever stored.
+    It is viewed as (times, groups, run) with strides (stride, run, 1), so a slice of rows and a slice of
+    columns cost the same, and no index is ever stored.
     """
 
     first: int
@@ -67,7 +68,7 @@ class Blocks:
     pieces: tuple[Piece, ...]
     size: int
     joined: tuple[int, ...] = ()
-    """Which block each block of the pieces went into, where there were too many; empty: each is its own."""
+    """The block that each block of the pieces was joined into; empty if none were joined."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -87,7 +88,7 @@ class Blocks:
         return torch.zeros(len(self), dtype=values.dtype, device=values.device).index_add_(0, into, values)
 
     def at_most(self, number: int) -> Blocks:
-        """The same partition with neighbours joined, so that no more than `number` blocks are left."""
+        """The same partition with neighbours joined, so that at most `number` blocks are left."""
         if number >= len(self):
             return self
         joined = tuple(i * number // len(self) for i in range(len(self)))
@@ -95,7 +96,7 @@ class Blocks:
         return Blocks(tuple(self.names[i] for i in first), self.pieces, self.size, joined)
 
     def mean(self, vector: Tensor) -> Tensor:
-        """The mean of each block of a shared vector; summed in float32 at least."""
+        """The mean of each block of a shared vector, summed in at least float32."""
         wide = torch.promote_types(vector.dtype, torch.float32)
         sums = torch.zeros(len(self.joined or self.names), dtype=wide, device=vector.device)
         vector = self._checked(vector, self.size)
@@ -124,7 +125,7 @@ class Blocks:
 def blocks(layout: Layout, kind: Kind = "architecture", most: int = 0, least: int = 1) -> Blocks:
     """Partition the shared part of `layout`; a personal part is never sent, so it has no blocks.
 
-    No more than `most` blocks (0: no bound), nor more than ⌊d/least⌋.
+    There are at most `most` blocks (0: no bound), and at most ⌊d/least⌋.
     """
     if kind not in ("architecture", "fine", "tensor"):
         raise ValueError(f"unknown kind of blocks {kind!r}; choose architecture, fine or tensor")
@@ -143,8 +144,8 @@ def blocks(layout: Layout, kind: Kind = "architecture", most: int = 0, least: in
 class Cut:
     """Block `key` gets `length` places of a segment's `axis`, from `start` on; by default the whole tensor.
 
-    With `groups` > 1 the places are shared out evenly to as many blocks. Cuts with one key go to the same
-    blocks: that is how a bias joins its matrix.
+    With `groups` > 1 the places are divided evenly among that many blocks. Cuts with the same key go to the
+    same blocks; this is how a bias joins its matrix.
     """
 
     key: str
@@ -185,7 +186,7 @@ def _convolutional(segments: tuple[Segment, ...]) -> Iterator[Cut]:
             key = max(around, key=len)
         elif s.layer in matrices or not key:
             key = s.layer
-        # Otherwise it is a norm outside of any residual block: it stays with the layer before it.
+        # Otherwise it is a norm outside any residual block: it stays with the layer before it.
         yield Cut(key, s)
 
 
@@ -210,7 +211,7 @@ class Transformer:
         layers = {layer for layer, _ in self.attentions.values()}
         self.inside = [i for i, s in enumerate(segments) if any(_under(s.layer, layer) for layer in layers)]
         self.matrices = {s.layer: s for s in segments if len(s.shape) > 1 and s.name.endswith(".weight")}
-        # transformers' Conv1D keeps inputs in rows; its fused (d, 3d) matrix gives it away.
+        # Conv1D of transformers keeps inputs in rows; its fused (d, 3d) matrix identifies it.
         self.columns = any(
             s.layer.endswith("c_attn") and s.shape[-1] == 3 * s.shape[0] for s in self.matrices.values()
         )
@@ -279,7 +280,7 @@ def _under(name: str, module: str) -> bool:
 
 
 def _numbered(segments: tuple[Segment, ...]) -> set[str]:
-    """Every module on the way to a tensor whose name is a number, as in a Sequential or a ModuleList."""
+    """Every module on the path to a tensor whose name is a number, as in a Sequential or a ModuleList."""
     paths = set()
     for s in segments:
         parts = s.layer.split(".")

@@ -30,7 +30,7 @@ Vectors: TypeAlias = "dict[str, Tensor]"
 """Named 1-D tensors: a message, an upload, a client's state or the server's state."""
 _BUFFERS = "buffers"
 """The reserved name of persistent floating-point buffers (BatchNorm's statistics) among named vectors. Only
-this file knows it: others read, pick out and write.
+this file uses it; other files call `read_buffers`, `buffers_in` and `write_buffers`.
 """
 
 
@@ -40,9 +40,9 @@ class Flat:
     module: nn.Module
     layout: Layout
     values: Tensor
-    """All trainable parameters: shared, then personal. The module computes with this very memory."""
+    """All trainable parameters: shared, then personal. The module computes in this memory."""
     grad: Tensor
-    """Their gradients; autograd accumulates into this very memory."""
+    """Their gradients; autograd accumulates into this memory."""
     buffers: Tensor
     """Persistent floating-point buffers (BatchNorm's statistics); empty for most models."""
 
@@ -88,7 +88,7 @@ class Flat:
 
     @property
     def shared(self) -> Tensor:
-        """The slice that is learnt together."""
+        """The slice that clients and server train together."""
         return self.values[: self.layout.shared]
 
     @property
@@ -98,7 +98,7 @@ class Flat:
 
 
 def _untouched_zeros_like(vector: Tensor) -> Tensor:
-    """Zeros that on the host take no memory until something is written to them, which torch's own do."""
+    """Zeros. On the host they take no memory until something is written to them, unlike torch's own zeros."""
     if type(vector) is not torch.Tensor or vector.device.type != "cpu" or vector.dtype != torch.float32:
         return torch.zeros_like(vector)
     return torch.from_numpy(np.zeros(vector.shape, np.float32))
@@ -111,7 +111,7 @@ def read_values(module: nn.Module, layout: Layout) -> Tensor:
 
 
 def write_values(module: nn.Module, layout: Layout, vector: Tensor) -> None:
-    """Copy a vector (the whole of it, or its shared slice alone) into a module's parameters."""
+    """Copy a vector (the whole vector, or only its shared slice) into a module's parameters."""
     parameters = dict(module.named_parameters())
     with torch.no_grad():
         for name, view in layout.views(vector):
@@ -119,9 +119,9 @@ def write_values(module: nn.Module, layout: Layout, vector: Tensor) -> None:
 
 
 def frozen_hash(module: nn.Module) -> str | None:
-    """SHA-256 of the parameters that are not trained, with their names and shapes; None if there are none.
+    """SHA-256 of the frozen parameters, with their names and shapes; None if there are none.
 
-    Whoever has only the trained vector needs the same frozen parameters under it.
+    A trained vector is only usable with the same frozen parameters.
     """
     frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
     digest = sha256()

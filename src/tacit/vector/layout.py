@@ -117,7 +117,7 @@ class Layout:
         return tuple((layer, tuple(parts)) for layer, parts in slices.items())
 
     def views(self, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter's view of `vector` (the whole of it, or its shared slice alone)."""
+        """Each parameter's view of `vector` (the whole vector, or only its shared slice)."""
         for s in self.segments:
             if s.offset + s.size <= vector.numel():
                 yield s.name, vector[s.slice].view(s.shape)
@@ -136,7 +136,7 @@ HEAD = "head"
 
 
 def output_layers(module: nn.Module) -> tuple[str, ...]:
-    """Names of the layers that make the answer: `head`, or what a transformers model has around its body."""
+    """Names of the output layers: `head`, or the layers that a transformers model has around its body."""
     children = {name: part for name, part in module.named_children() if any(True for _ in part.parameters())}
     if HEAD in children:
         return (HEAD,)
@@ -152,8 +152,8 @@ def _globs(module: nn.Module, pattern: str) -> tuple[str, ...]:
 def heads_of(module: nn.Module) -> dict[str, int]:
     """The number of heads of each attention module, by its name; empty if there is none.
 
-    Knows this package's ViT, torch's own attention, and transformers' (ViT, Swin, BERT, RoBERTa, GPT-2, …),
-    which all keep the number on the attention module itself. Swin's differs from stage to stage.
+    Supports this package's ViT, torch's own attention, and that of transformers (ViT, Swin, BERT, RoBERTa,
+    GPT-2, …). All of them store the number on the attention module. In Swin it differs from stage to stage.
     """
     found = {}
     for name, part in module.named_modules():

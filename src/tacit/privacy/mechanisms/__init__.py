@@ -34,7 +34,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 
 
 def plain_mechanism(mechanism: Mechanism) -> dict[str, Any]:
-    """A mechanism as plain values for JSON, its kind first."""
+    """A mechanism as plain values for JSON, with its kind first."""
     values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
     clip, sampling = mechanism.clip, mechanism.sampling
     drawn = {"own": sampling.name} if isinstance(sampling, OwnSampling) else asdict(sampling)

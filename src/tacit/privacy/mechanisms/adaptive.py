@@ -1,13 +1,13 @@
 """Client level with a clipping norm that follows a quantile of the clients' norms.
 
 Andrew, Thakkar, McMahan and Ramaswamy 2021 (arXiv:1905.03871). Each client of the cohort adds one bit to
-its upload: whether its norm was within the clipping norm C in force. The noisy share b̃ of such clients
-moves it: C ← C·exp(−η(b̃ − γ)). The bits are one more query on the same cohort; the two together cost what
-one query with the announced multiplier z would, if the update gets the slightly larger multiplier
+its upload: whether its norm was within the current clipping norm C. The noisy share b̃ of such clients moves
+C: C ← C·exp(−η(b̃ − γ)). The bits are a second query on the same cohort. Both queries together cost as much
+as one query with the configured multiplier z, if the update gets the slightly larger multiplier
 
     z_Δ = (z⁻² − (2σ_b)⁻²)^(−½).
 
-Bits are counted as ±1, so that one client moves their sum by 1, in whole numbers, and its noise is 2σ_b.
+Bits are counted as ±1, so that one client moves their sum by 1, in integers, and its noise is 2σ_b.
 
 >>> from tacit.privacy import Clip, Poisson
 >>> mechanism = AdaptiveClip(1.0, 1e-5, Clip(2.0), Poisson(0.1), quantile=0.5, count_noise=10.0)
@@ -16,7 +16,7 @@ Bits are counted as ±1, so that one client moves their sum by 1, in whole numbe
 >>> mechanism.moved(2.0, share=1.0)  # everyone was within the norm: it shrinks
 1.809674836071919
 
-The noise of a round is always sized by the norm that was in force when its clients clipped.
+The noise of a round is always sized by the clipping norm that its clients used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tacit.privacy.totals import Profile
 from tacit.vector import Vectors
 
 BOUND = "bound"
-"""The state: the clipping norm in force."""
+"""The state: the current clipping norm."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class AdaptiveClip(AdaptiveClipping, ClientLevel):
         if math.isinf(self.clip.bound):
             raise UserError("privacy.adaptive needs a finite clip to start from, such as 1.0")
         options = {"quantile": self.quantile, "rate": self.rate, "count_noise": self.count_noise}
-        AdaptiveClipping(**options)  # whose checks hold here, too
+        AdaptiveClipping(**options)  # runs its checks
         whole = super().sum_noise
         if self.noise and whole**-2 <= (2 * self.count_noise) ** -2:
             raise UserError(
@@ -60,7 +60,7 @@ class AdaptiveClip(AdaptiveClipping, ClientLevel):
 
     @property
     def sum_noise(self) -> float:
-        """z_Δ: such that update and bits together (and metrics, if there are any) cost `noise`."""
+        """z_Δ: with it, update and bits together (and metrics, if there are any) cost as much as `noise`."""
         if not self.noise:
             return 0.0
         return float((super().sum_noise ** -2 - (2 * self.count_noise) ** -2) ** -0.5)
@@ -87,7 +87,7 @@ class AdaptiveClip(AdaptiveClipping, ClientLevel):
         return int(count) / 2 / expected + 0.5
 
     def moved(self, bound: float, share: float) -> float:
-        """The next round's clipping norm; kept between 2⁻¹⁰⁰ and 2¹⁰⁰ however the noise falls."""
+        """The next round's clipping norm, kept between 2⁻¹⁰⁰ and 2¹⁰⁰ whatever the noise is."""
         step = min(max(-self.rate * (share - self.quantile), -50.0), 50.0)
         return min(max(bound * math.exp(step), 2.0**-100), 2.0**100)
 

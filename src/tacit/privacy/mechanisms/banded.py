@@ -1,18 +1,18 @@
-"""Client level with banded noise: each round takes back noise of the few rounds before it.
+"""Client level with banded noise: each round cancels part of the noise of the few rounds before it.
 
-Two guarantees, by how cohorts are drawn (`tacit.privacy.mechanisms.correlated` has what they share):
+Two guarantees, depending on the sampling (`tacit.privacy.mechanisms.correlated` has what they share):
 
-- `FixedSize`: clients take turns, nothing is claimed for sampling;
-- `Poisson` (Choquette-Choo et al. 2023, arXiv:2306.08153): clients are in as many groups as the matrix has
-  bands, round t belongs to group t mod bands, and each of its clients joins, in secret, with probability
+- `FixedSize`: clients take turns, and no amplification is claimed;
+- `Poisson` (Choquette-Choo et al. 2023, arXiv:2306.08153): there are as many groups of clients as the matrix
+  has bands. Round t belongs to group t mod bands, and each of its clients joins, in secret, with probability
   `bands` × the rate. A client's participations are `bands` rounds apart, so their columns of C share no row.
-  One turn of all groups is for each client one Gaussian query of sensitivity ‖c‖ on which it is there with
-  that probability. Everyone pays for it when the turn begins.
+  For each client, one turn of all groups is one Gaussian query of sensitivity ‖c‖, in which the client takes
+  part with that probability. Everyone pays for it when the turn begins.
 
-A round cut short shares its sample with the rounds after it. Given the sample, what it let out is a Gaussian
-query of sensitivity c₀ = 1, and (1 − q)·N(0) + q·N(1) against N(0) is post-processing of N(1) against N(0)
-for every q, also one that depends on answers before: so it is charged as a query on everyone, without
-amplification.
+An interrupted round shares its sample with the rounds after it. Given the sample, what it released is a
+Gaussian query of sensitivity c₀ = 1. For every q, also one that depends on earlier answers,
+(1 − q)·N(0) + q·N(1) against N(0) is post-processing of N(1) against N(0). The round is therefore charged as
+a query on everyone, without amplification.
 
 >>> from tacit.privacy import Clip, Poisson, Workload
 >>> fleet = BandedNoise(2.0, 1e-5, Clip(0.5), Poisson(0.01), rounds=40, bands=4)
@@ -46,7 +46,7 @@ class BandedNoise(Correlated):
     """The banded square root of the prefix sums."""
 
     bands: int | None = None
-    """Coefficients of the matrix; None: the best number for prefix sums (clients in turn only)."""
+    """Coefficients of the matrix; None: the optimal number for prefix sums (only for clients in turn)."""
 
     kind: ClassVar[str] = "banded"
 

@@ -1,8 +1,8 @@
-"""What every mechanism is: the one object that samples, bounds, noises, accounts, calibrates and explains.
+"""The base of all mechanisms: one object samples, bounds, adds noise, accounts, calibrates and explains.
 
-A run asks it for each of these, and nobody else builds an event, counts a private step or sizes a noise. So
-what the accountant is told and what the program does cannot differ. What is not sound cannot be built: the
-error names the fix.
+A run uses it for each of these. Nothing else builds a privacy event, counts a private step or sizes noise, so
+the accountant cannot be told anything different from what the program does. An unsound mechanism cannot be
+built: the error names the fix.
 """
 
 from __future__ import annotations
@@ -53,30 +53,31 @@ NO_ROUND_FITS = "privacy.epsilon: not even one round fits into the budget; raise
 
 
 class NotDue(UserError):
-    """What is paid for does not let a client take part in this round."""
+    """The client's earlier charges do not allow it to take part in this round."""
 
 
 @dataclass(frozen=True)
 class Mechanism(Aggregation):
-    """What private mechanisms share. A subclass is one file of this folder and one line of its registry.
+    """Base class of private mechanisms. A subclass is one file in this folder and one line in its registry.
 
     Guarantee: (ε, δ)-differential privacy (Dwork and Roth 2014) of everything that `release` and `measure`
-    let out, for the `unit` and the neighbouring `relation` that it names; ε is the accountants' replay of
-    what `charge` gave. It holds if the sampling, clipping and noise are the object's own.
+    return, for the `unit` and the adjacency `relation` of the mechanism. ε is the accountants' replay of the
+    charges that `charge` returned. The guarantee holds if sampling, clipping and noise all come from this
+    object.
     """
 
     noise: float
-    """Noise multiplier z: the noise's standard deviation ÷ the clipping norm, on the sum."""
+    """Noise multiplier z: standard deviation of the noise on the sum ÷ the clipping norm."""
     delta: float
     clip: Clip
     sampling: Sampling
     """How cohorts are drawn from the population of clients."""
     epsilon: float | None = None
-    """The budget: no round is run that would take ε beyond it."""
+    """The budget: a round that would take ε beyond it is not run."""
     entropy: Entropy = "os"
     """Where sampling and noise come from; "seed" makes the run a repeatable simulation without a claim."""
     metrics: Metrics | None = None
-    """What is told of each round, privately; None: whatever is told is exact, and outside the guarantee."""
+    """The private metrics of each round; None: metrics are exact, and outside the guarantee."""
 
     unit: ClassVar[Unit]
     kind: ClassVar[str]
@@ -108,7 +109,7 @@ class Mechanism(Aggregation):
 
     @property
     def sums_integers(self) -> bool:
-        """Whether uploads are summed as whole numbers of a grid."""
+        """Whether uploads are summed as integers on a grid."""
         raise NotImplementedError
 
     # --- what is claimed --------------------------------------------------------------------------------
@@ -120,21 +121,22 @@ class Mechanism(Aggregation):
 
     @property
     def simulated(self) -> bool:
-        """Named sampling and noise can be repeated by whoever knows the name, so nothing is claimed."""
+        """Whether the run is a simulation: anyone who knows the seed can repeat it, so nothing is claimed."""
         return self.entropy == "seed"
 
     @property
     def forgetful_clients(self) -> bool:
-        """Whether its ε is proved only for clients that keep nothing from round to round.
+        """Whether ε is proved only for clients that keep no state from round to round.
 
-        With cohorts of a fixed size one client's draw says something of the others'. What they kept from
-        earlier cohorts would tell of those draws, so given all that was released a round's cohort counts
-        as a fresh secret no longer. Poisson draws are independent: given the others', nothing is told.
+        With fixed-size cohorts, one client's draw reveals something about the others'. State that clients
+        kept from earlier cohorts would reveal those draws. Given everything that was released, a round's
+        cohort would then no longer be a fresh secret. Poisson draws are independent, so the other clients'
+        draws reveal nothing.
         """
         return self.relation == "replace-one" and self.noise > 0 and not self.simulated
 
     def expected(self, population: int) -> float:
-        """Expected clients in a cohort: the constant that sums are divided by.
+        """The expected cohort size: the constant that sums are divided by.
 
         Args:
             population: clients in all.
@@ -145,10 +147,10 @@ class Mechanism(Aggregation):
         """The stream for one draw or release.
 
         Args:
-            name: numbers that name it in a simulation, such as seed, round, attempt and purpose.
+            name: numbers that name the stream in a simulation, such as seed, round, attempt and purpose.
 
         Returns:
-            Secret bits, whatever the name; named ones in a simulation.
+            Secret bits, whatever the name; in a simulation, bits that the name determines.
         """
         return Bits.named(*name) if self.simulated else Bits.secret()
 
@@ -164,12 +166,12 @@ class Mechanism(Aggregation):
             attempt: how often this round was charged before.
 
         Returns:
-            A charge, made of the same numbers that sampling and noise use.
+            A charge, made from the same numbers that sampling and noise use.
         """
         raise NotImplementedError
 
     def costliest(self, workload: Workload) -> Part:
-        """A part that no charge of such a run exceeds, for anyone.
+        """A part that is at least as expensive as any charge of such a run, for any unit.
 
         Args:
             workload: what of the run decides its cost.
@@ -177,7 +179,7 @@ class Mechanism(Aggregation):
         raise NotImplementedError
 
     def planned(self, workload: Workload, rounds: int, noise: float) -> Sequence[Spend]:
-        """What a run will have cost.
+        """The cost of a run after a number of rounds.
 
         Args:
             workload: what of the run decides its cost.
@@ -185,34 +187,34 @@ class Mechanism(Aggregation):
             noise: the noise multiplier.
 
         Returns:
-            Events and their counts, for each client that may be the worst one.
+            Events and their counts, for each client that may have the largest ε.
         """
         raise NotImplementedError
 
     def cost_to(self, client: int, workload: Workload) -> Part:
-        """What a round costs a client that takes part in it, as it counts for itself.
+        """What a round costs a participating client, by the client's own accounting.
 
         Args:
             client: which one.
             workload: what of the run decides its cost.
 
         Raises:
-            UserError: a client cannot tell by itself.
+            UserError: a client cannot compute this by itself.
         """
         raise UserError(f"a client cannot count the cost of {self.kind} noise by itself yet")
 
     def due(self, client: int, round: int, before: Sequence[int], workload: Workload) -> tuple[Part, ...]:
-        """What a client that counts for itself pays for one more round.
+        """What a client with its own ledger pays for one more round.
 
         Args:
             client: which one.
-            round: the round that it is asked for.
+            round: the round that it is asked to take part in.
             before: the rounds of the same run that it has paid for, in order.
             workload: what of the run decides its cost.
 
         Raises:
-            NotDue: it must not take part in this one.
-            UserError: a client cannot tell by itself.
+            NotDue: the client must not take part in this round.
+            UserError: a client cannot compute this by itself.
         """
         return (self.cost_to(client, workload),)
 
@@ -221,12 +223,12 @@ class Mechanism(Aggregation):
 
         Args:
             workload: what of the run decides its cost.
-            data: a fingerprint of what it protects.
+            data: a fingerprint of the protected data.
         """
         return Header(self.unit, self.delta, self.costliest(workload), data, self.simulated)
 
     def calibrated(self, workload: Workload, rounds: int) -> Self:
-        """The same with the least noise of three digits that keeps a run within its budget.
+        """The same mechanism with the least three-digit noise that keeps a run within its budget.
 
         Args:
             workload: what of the run decides its cost.
@@ -240,7 +242,7 @@ class Mechanism(Aggregation):
         return replace(self, noise=noise)
 
     def most_rounds(self, workload: Workload, rounds: int) -> int:
-        """As many rounds as the budget has room for, `rounds` at most.
+        """The number of rounds that the budget has room for, at most `rounds`.
 
         Args:
             workload: what of the run decides its cost.
@@ -259,17 +261,17 @@ class Mechanism(Aggregation):
 
         Args:
             spent: what each of them has spent.
-            size: how many they are.
+            size: how many units.
         """
         return group_epsilon(dict(spent), self.delta, size)
 
-    # --- what a server that is no more than curious may learn -------------------------------------------
+    # --- what an honest-but-curious server may learn ----------------------------------------------------
 
     def seen_header(self, data: str) -> Header | None:
-        """The first line of a second ledger, of what the server sees; None if it is not protected from.
+        """The first line of a second ledger, for what the server sees; None if nothing is claimed against it.
 
         Args:
-            data: a fingerprint of what it protects.
+            data: a fingerprint of the protected data.
         """
         return None
 
@@ -283,18 +285,18 @@ class Mechanism(Aggregation):
         return None
 
     def against_server(self, epsilon: float | None) -> Observer | None:
-        """The statement's line on the server; None if `describe` has said it all.
+        """The statement's line about the server; None if `describe` covers it.
 
         Args:
-            epsilon: by that second ledger.
+            epsilon: ε by the second ledger.
         """
         return None
 
-    # --- what a person is told --------------------------------------------------------------------------
+    # --- what a user is told ----------------------------------------------------------------------------
 
     @property
     def withholds(self) -> bool:
-        """Whether exact numbers about protected data must reach nobody: metrics are private, or not told."""
+        """Whether nobody may see exact numbers about protected data: metrics are private, or withheld."""
         return self.metrics is not None and not self.simulated
 
     def measure(
@@ -306,7 +308,7 @@ class Mechanism(Aggregation):
         attempt: int,
         workload: Workload,
     ) -> dict[str, float]:
-        """A round's private metrics, for a record; part of what the round's charge pays for.
+        """A round's private metrics, for its record; the round's charge covers them.
 
         Args:
             cohort: what each client reported.
@@ -317,12 +319,12 @@ class Mechanism(Aggregation):
             workload: what of the run decides its cost.
 
         Returns:
-            Metrics by name; none unless the mechanism has private metrics.
+            Metrics by name; empty unless the mechanism has private metrics.
         """
         return {}
 
     def without_metrics(self) -> Self:
-        """The same noise on everything else, and no private metrics: what they cost is the difference."""
+        """The same mechanism and noise without private metrics; the difference in ε is their cost."""
         return replace(self, metrics=None)
 
     @property
@@ -335,13 +337,13 @@ class Mechanism(Aggregation):
 
         Args:
             population: clients in all.
-            epsilon: that of the worst client.
+            epsilon: ε of the worst client.
             worst: events and counts of the worst client.
         """
         raise NotImplementedError
 
     def warnings(self, workload: Workload) -> list[str]:
-        """What is allowed but probably not meant.
+        """Warnings about settings that are allowed but probably not intended.
 
         Args:
             workload: what of the run decides its cost.
@@ -376,7 +378,7 @@ class Mechanism(Aggregation):
 
 
 NAMES_KEPT = "the server's own ledger, which names who took part in which round: it is for the server alone"
-"""Not covered where a run keeps one: with real clients, and under secure aggregation."""
+"""Not covered where a run keeps a server's ledger: with real clients, and under secure aggregation."""
 NOT_COVERED = (
     "what the data look like: the classes and their names, the shape of a record, whether all pictures have "
     "one size; they count as public, also where they were read off the records",
@@ -396,4 +398,4 @@ NOT_COVERED = (
     "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",
     "how long anything takes",
 )
-"""What no mechanism here covers. Where the model began is the ledger's business: see its carried charges."""
+"""What no mechanism here covers. The model's starting point is in the ledger: see its carried charges."""

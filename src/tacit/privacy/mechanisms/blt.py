@@ -1,7 +1,7 @@
-"""Client level with BLT noise: correlated over all rounds, at the memory of a few vectors.
+"""Client level with BLT noise: correlated over all rounds, with a memory of only a few vectors.
 
-Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024 (arXiv:2404.16706). For a fleet whose clients take
-part at most once in b rounds and whose sampling is nobody's secret: see the module `correlated`.
+Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024 (arXiv:2404.16706). It suits a fleet whose clients
+take part at most once in b rounds and whose sampling is not secret: see the module `correlated`.
 
 >>> from tacit.privacy import Clip, FixedSize, Workload
 >>> fleet = BltNoise(4.0, 1e-5, Clip(0.5), FixedSize(50), rounds=40)
@@ -24,10 +24,10 @@ from tacit.privacy.sampling import FixedSize
 
 @dataclass(frozen=True)
 class BltNoise(Correlated):
-    """The best BLT matrix with so many buffers."""
+    """The optimal BLT matrix with this many buffers."""
 
     buffers: int = 2
-    """Vectors that the server remembers."""
+    """The number of vectors that the server keeps between rounds."""
 
     kind: ClassVar[str] = "blt"
 

@@ -1,10 +1,10 @@
 """Client level: whole clients are protected, and the sum of their uploads is the private query.
 
-Unit: one client with all its data. Each round, a cohort is drawn, each client's upload is bounded to norm C
-and put on the grid, the whole numbers are summed, and the server adds a rounded Gaussian and divides by the
-constant expected cohort. Sensitivity: 2ᵇ grid units under add-or-remove-one (Poisson cohorts), twice that
-under replace-one (cohorts of a fixed size). The noise has standard deviation z·2ᵇ units. See
-`tacit.privacy.grid` and `tacit.privacy.gaussian` for why the accountant's ε is that of the released bits.
+Unit: one client with all its data. Each round draws a cohort. Each client's upload is bounded to norm C and
+rounded to the grid, and the integers are summed. The server adds a rounded Gaussian and divides by the
+constant expected cohort size. Sensitivity: 2ᵇ grid units under add-or-remove-one (Poisson cohorts), twice
+that under replace-one (fixed-size cohorts). The noise has standard deviation z·2ᵇ units.
+`tacit.privacy.grid` and `tacit.privacy.gaussian` explain why the accountant's ε is that of the released bits.
 
 >>> import numpy as np
 >>> from tacit.privacy import Clip, Poisson
@@ -12,9 +12,10 @@ under replace-one (cohorts of a fixed size). The noise has standard deviation z�
 >>> mechanism.charge(3, np.array([4, 17]), Workload(population=100)).parts
 (Part(event=PoissonGaussian(rate=0.1, noise=1.0), steps=1, clients=None),)
 
-Noise in shares (`noise_at: clients`). Each client adds a rounded Gaussian of variance (zΔ)²/m, m the drawn
-cohort and Δ = 2ᵇ + √d/2, and the server tops up for those who dropped out. A sum of rounded Gaussians is as
-good as a rounded one, and Δ allows for the number of shares: `tacit.privacy.shares` has the theorem.
+Noise in shares (`noise_at: clients`). Each client adds a rounded Gaussian of variance (zΔ)²/m, where m is the
+size of the drawn cohort and Δ = 2ᵇ + √d/2. The server adds the shares of clients that dropped out. A sum of
+rounded Gaussians is as good as one rounded Gaussian, and Δ allows for the number of shares:
+`tacit.privacy.shares` has the theorem.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class ClientLevel(Mechanism):
     """Independent noise on each round's sum."""
 
     noise_at: NoiseAt = "server"
-    """One draw on the server, or a share from each client of the cohort."""
+    """Who adds the noise: the server, in one draw, or each client of the cohort, in shares."""
     deployed: bool = False
-    """Clients are real machines, so whoever watches the network sees who takes part."""
+    """Clients are real machines, so anyone who watches the network sees who takes part."""
 
     unit: ClassVar[Unit] = "client"
     kind: ClassVar[str] = "client"
@@ -84,7 +85,7 @@ class ClientLevel(Mechanism):
 
     @property
     def sums_integers(self) -> bool:
-        """Whether uploads are summed as whole numbers; without noise nothing is claimed, and floats do."""
+        """Whether uploads are summed as integers; without noise nothing is claimed, and floats suffice."""
         return self.noise > 0
 
     def sample(self, round: int, attempt: int, workload: Workload) -> Ids:
@@ -99,12 +100,12 @@ class ClientLevel(Mechanism):
         return Part(round_event(self.sampling, workload.population, self.published(self.noise)))
 
     def published(self, noise: float) -> float:
-        """The least multiplier that the noise on a released sum has, where `noise` is what was set."""
+        """The least noise multiplier of a released sum, where `noise` is the configured one."""
         return noise
 
     def cost_to(self, client: int, workload: Workload) -> Part:
-        """A client knows that it takes part, so nothing is gained by sampling."""
-        if type(self).costliest is not ClientLevel.costliest:  # who accounts otherwise must do so here, too
+        """The cost without amplification, because a client knows that it takes part."""
+        if type(self).costliest is not ClientLevel.costliest:  # other accounting must override this, too
             return super().cost_to(client, workload)
         return Part(PoissonGaussian(1.0, self.noise if self.seen_noise is None else self.seen_noise))
 
@@ -115,12 +116,12 @@ class ClientLevel(Mechanism):
         return {}
 
     def clipping_norm(self, state: State) -> float:
-        """C, as it is in force."""
+        """The current clipping norm C."""
         return self.clip.bound
 
     @property
     def sum_noise(self) -> float:
-        """The multiplier of the noise on the sum of uploads: such that it and the metrics cost `noise`."""
+        """The multiplier of the noise on the sum of uploads. With the metrics it costs as much as `noise`."""
         return self.noise if self.metrics is None else self.metrics.rest(self.noise)
 
     def bounding(self, state: State, sizes: Mapping[str, int], layout: Layout, drawn: int) -> Bounding:
@@ -139,7 +140,7 @@ class ClientLevel(Mechanism):
         return Bounding(bound, grid, share)
 
     def grid(self, state: State, dimension: int) -> Grid:
-        """The grid for uploads of so many coordinates together."""
+        """The grid for uploads with this many coordinates in total."""
         return Grid.fit(self.clipping_norm(state), dimension, self.sum_noise)
 
     def std(self, grid: Grid) -> float:
@@ -147,13 +148,15 @@ class ClientLevel(Mechanism):
         return self.sum_noise * grid.radius
 
     def shared_std(self, grid: Grid, dimension: int) -> float:
-        """The same where it is made in shares, for a sum of so many coordinates."""
+        """The same for noise in shares, for a sum with this many coordinates."""
         return self.std(grid) * lengthened(grid.radius, dimension) / grid.radius
 
     def release(
         self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
     ) -> tuple[Vectors, State]:
-        """Noise the sum, divide it by the constant expected cohort. An empty cohort gets the same noise."""
+        """Add noise to the sum and divide it by the constant expected cohort size. An empty cohort gets the
+        same noise.
+        """
         expected = self.expected(workload.population)
         if not self.sums_integers:
             return {name: vector.div_(expected) for name, vector in total.items()}, state
@@ -164,8 +167,8 @@ class ClientLevel(Mechanism):
         return {name: grid.decoded(vector, 1 / expected) for name, vector in total.items()}, state
 
     def server_std(self, grid: Grid, dimension: int, arrivals: Arrivals) -> float:
-        """The noise that the server adds, in grid units. Of noise in shares: that of the clients who were
-        drawn and did not arrive, and took their part of it away; all of it for an empty cohort.
+        """The noise that the server adds, in grid units. With noise in shares it adds the shares of clients
+        that were drawn and did not arrive; for an empty cohort it adds all of it.
         """
         if self.noise_at == "server":
             return self.std(grid)
@@ -173,12 +176,12 @@ class ClientLevel(Mechanism):
         return self.shared_std(grid, dimension) * math.sqrt(missing)
 
     def add_noise_(self, total: Vectors, std: float, grid: Grid, bits: Bits) -> None:
-        """Noise of so many grid units on every coordinate of a sum, in place."""
+        """Add noise with this standard deviation, in grid units, to every coordinate of a sum, in place."""
         for vector in total.values():
             add_rounded_gaussian_(vector, std, bits)
 
     def noise_norm(self, dimension: int) -> float:
-        """The noise on a sum of so many coordinates: its norm, near enough, in clipping norms."""
+        """The approximate norm of the noise on a sum with this many coordinates, in clipping norms."""
         return self.sum_noise * math.sqrt(dimension)
 
     def measure(
@@ -196,7 +199,7 @@ class ClientLevel(Mechanism):
         expected = self.expected(workload.population)
         return self.metrics.release(cohort, tests, self.clipping_norm(state), expected, self.noise, bits)
 
-    # --- what a person is told --------------------------------------------------------------------------
+    # --- what a user is told ----------------------------------------------------------------------------
 
     def without_metrics(self) -> Self:
         return (
@@ -256,8 +259,8 @@ class ClientLevel(Mechanism):
 
     @property
     def seen_noise(self) -> float | None:
-        """The multiplier of the noise between a client and somebody who knows that it takes part; None where
-        nobody does.
+        """The noise multiplier that holds against an adversary who knows that the client takes part; None if
+        nobody knows.
         """
         return self.noise if self.deployed else None
 
@@ -269,7 +272,7 @@ class ClientLevel(Mechanism):
         )
 
     def seen_by_server(self, round: int, cohort: Ids) -> Charge | None:
-        """What a round costs those who take part in it, against somebody who knows that they do."""
+        """What a round costs its participants, against an adversary who knows that they take part."""
         if self.seen_noise is None:
             return None
         event = PoissonGaussian(1.0, self.seen_noise)

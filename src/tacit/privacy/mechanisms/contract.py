@@ -1,4 +1,4 @@
-"""What a run and a mechanism say to each other: workloads, arrivals, states, and the questions of a round."""
+"""The interface between a run and a mechanism: workloads, arrivals, states, and the steps of a round."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ def _one(records: int) -> int:
 
 @dataclass(frozen=True)
 class Workload:
-    """What of a run decides its cost. All of it counts as public."""
+    """The parts of a run that decide its cost. All of them count as public."""
 
     population: int
     """Clients."""
     seed: int = 0
-    """Names what may be repeated: the cohorts of an example-level run, and everything in a simulation."""
+    """Seeds what may be repeated: the cohorts of an example-level run, and everything in a simulation."""
     sizes: NDArray[Any] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Training records of each client (example level)."""
     batch: int = 1
     """Expected records in a batch (example level)."""
     steps: Callable[[int], int] = _one
-    """Batches that a client with so many records draws in a round (example level)."""
+    """Batches that a client with this many records draws in a round (example level)."""
     queries: int = 1
-    """Gradients asked of each batch (example level)."""
+    """Gradients computed on each batch (example level)."""
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What is known of a round's uploads when they are in."""
+    """What is known about a round's uploads when they have arrived."""
 
     drawn: int
     """Clients in the cohort."""
     arrived: int
-    """Those whose upload is in the sum; the others' was not finite."""
+    """Clients whose upload is in the sum; the other uploads were not finite."""
     within: int = 0
-    """Those whose norm was within the clipping norm in force."""
+    """Clients whose upload norm was within the current clipping norm."""
     weight: float = 0.0
     """The sum of their weights."""
     missing: int = 0
-    """Those of whom nothing came, not even a share of the noise (secure aggregation)."""
+    """Clients that sent nothing, not even a share of the noise (secure aggregation)."""
 
 
 @dataclass(frozen=True)
 class Observer:
-    """Someone who looks at the run, and the ε that holds against them (None: no guarantee)."""
+    """An adversary who observes the run, and the ε that holds against them (None: no guarantee)."""
 
     who: str
     epsilon: float | None
@@ -79,7 +79,7 @@ class Description:
 
 
 class Aggregation(Protocol):
-    """How a round's clients are drawn and what the server learns of their uploads, with or without a
+    """How a round's clients are drawn and what the server learns about their uploads, with or without a
     guarantee.
     """
 
@@ -93,7 +93,7 @@ class Aggregation(Protocol):
         Args:
             round: its number, from 0.
             attempt: how often this round was charged before.
-            workload: what of the run decides its cost, the population and the seed among it.
+            workload: what of the run decides its cost, including the population and the seed.
 
         Returns:
             The clients' numbers, sorted.
@@ -119,13 +119,13 @@ class Aggregation(Protocol):
         """What each client does to its upload before it is added to the others.
 
         Args:
-            state: the mechanism's, as this round finds it.
+            state: the mechanism's state at the start of this round.
             sizes: names and lengths of what a client sends.
-            layout: what is where in the parameters.
+            layout: which parameters are where in the vector.
             drawn: the cohort's size.
 
         Returns:
-            The rule that bounds a client's contribution in L2 norm; None for nothing.
+            The rule that bounds a client's contribution in L2 norm; None for no bound.
         """
 
     def release(
@@ -135,18 +135,18 @@ class Aggregation(Protocol):
 
         Args:
             total: the sum of the clients' uploads; it may be overwritten.
-            arrivals: what is known of the uploads.
-            state: the mechanism's, as it was when the clients clipped.
+            arrivals: what is known about the uploads.
+            state: the mechanism's state when the clients clipped.
             round: its number, from 0.
-            attempt: how often this round was charged before: the noise must be another.
+            attempt: how often this round was charged before; the noise must differ between attempts.
             workload: what of the run decides its cost.
 
         Returns:
-            The mean upload, None when there is nothing to release, and the next state.
+            The mean upload (None if there is nothing to release), and the next state.
         """
 
     def expected(self, population: int) -> float:
-        """Expected clients in a cohort: the constant that sums are divided by.
+        """The expected cohort size: the constant that sums are divided by.
 
         Args:
             population: clients in all.

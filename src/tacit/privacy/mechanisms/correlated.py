@@ -1,37 +1,42 @@
 """Client level with correlated noise: what the matrix mechanisms (`blt`, `banded`) share.
 
-Unit: one client with all its uploads, there or not there (all of them zero; how many clients there are is
-public). Clients are divided into b groups, by a public draw, and round t takes the clients of group t mod b:
-a client's participations are b rounds apart, which a fleet can keep without secret sampling.
-Nothing is claimed for sampling. The matrix, its sensitivity and its error: `tacit.privacy.matrices`.
+Unit: one client with all its uploads, present or absent (absent: all of them are zero; the number of clients
+is public). A public draw divides clients into b groups, and round t takes the clients of group t mod b. A
+client's participations are therefore b rounds apart, which a fleet can guarantee without secret sampling.
+No amplification is claimed. `tacit.privacy.matrices` has the matrix, its sensitivity and its error.
 
-Exact on whole numbers
-----------------------
-x_t is the round's exact sum on the grid, whole numbers; one client moves it by at most 2ᵇ units. The noise
-is made on a grid 2ᶠ times finer: z_t is a rounded Gaussian in fine units. With what earlier rounds' sums
-got, n_s, the round's noise is
+Exact in integers
+-----------------
+x_t is the round's exact sum on the grid, in integers; one client moves it by at most 2ᵇ units. The noise is
+made on a grid that is 2ᶠ times finer: z_t is a rounded Gaussian in fine units. With n_s, the noise on the
+sums of earlier rounds, the round's noise is
 
     n_t = ⌊(z_t − a_t)/2ᶠ + ½⌋,     a_t ≈ 2ᶠ Σ_{k≥1} c_k n_{t−k},     released: w_t = x_t + n_t.
 
-Everything is whole numbers. To whoever has seen w_0, …, w_{t−1}, each candidate x fixes n_s = w_s − x_s, so
+All of these are integers. For an adversary who has seen w_0, …, w_{t−1}, each candidate x fixes
+n_s = w_s − x_s, so
 
     w_t = ⌊(2ᶠx_t − a_t + round(g))/2ᶠ + ½⌋ = a function of μ_t + g,     μ_t = 2ᶠx_t − a_t(w − x),
 
-g the real Gaussian: μ_t is whole, so μ_t + round(g) = round(μ_t + g). The program's release is therefore
-post-processing of Gaussian queries μ_t + g_t that depend on the answers before. Where a_t is exact
-(`banded`), μ_t(x) − μ_t(x′) = 2ᶠ(C(x − x′))_t, whatever was released: the accountant's query. Where a_t is
-rounded (`blt`) by at most r = `Matrix.drift`, it is off by at most 2r in each of d coordinates, and by
-Minkowski's inequality the lengths over T rounds by at most 2r√(dT) in all; the noise is larger by that.
+where g is the real Gaussian: μ_t is an integer, so μ_t + round(g) = round(μ_t + g). The program's release is
+therefore post-processing of Gaussian queries μ_t + g_t that depend on earlier answers. Where a_t is exact
+(`banded`), μ_t(x) − μ_t(x′) = 2ᶠ(C(x − x′))_t, whatever was released: this is the accountant's query. Where
+a_t is rounded (`blt`) by at most r = `Matrix.drift`, the difference is off by at most 2r in each of d
+coordinates, and by Minkowski's inequality the lengths over T rounds by at most 2r√(dT) in all. The noise is
+larger by that amount.
 
-That answers may depend on earlier ones costs nothing (Denisov et al. 2022, theorem 2.1): if Σ‖Δ_t‖² ≤ S² for
-every history, Δ_t = μ_t(x) − μ_t(x′), then the privacy loss Σ⟨g_t, Δ_t⟩/σ² + ‖Δ_t‖²/2σ² has a Gaussian's
-law, since Σ⟨g_t, u_t⟩ with u_t known before g_t and Σ‖u_t‖² padded to the constant S² is N(0, S²σ²): its
-characteristic function is a product of conditional ones.
+It costs nothing that answers may depend on earlier ones (Denisov et al. 2022, theorem 2.1). Suppose
+Σ‖Δ_t‖² ≤ S² for every history, with Δ_t = μ_t(x) − μ_t(x′). Then the privacy loss
+Σ⟨g_t, Δ_t⟩/σ² + ‖Δ_t‖²/2σ² is distributed as for a Gaussian: Σ⟨g_t, u_t⟩, with u_t known before g_t and
+Σ‖u_t‖² padded to the constant S², is N(0, S²σ²), because its characteristic function is a product of
+conditional ones.
 
 A round that is repeated after a crash gets fresh z and the saved n of the rounds before it. What the
-interrupted round let out is one more row of a query, as long as the longest row there is, and is charged so.
+interrupted round released is one more row of a query, at most as long as the longest row, and is charged as
+that.
 
-The noise of earlier rounds is secret for ever: it is in the run's checkpoints, which must not be shown.
+The noise of earlier rounds must stay secret for ever. It is in the run's checkpoints, so these must not be
+shown.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ from tacit.privacy.totals import Profile
 from tacit.vector import Vectors
 
 MATRIX = "matrix"
-"""The state: the numbers of the matrix, and for each upload what it remembers of the noise."""
+"""The state: the numbers of the matrix and, for each upload, the noise of earlier rounds."""
 _HALF = 1 << (PRECISION - 1)
 
 
@@ -69,7 +74,7 @@ class Correlated(ClientLevel):
     """A matrix mechanism over `rounds` rounds. Subclasses choose the matrix."""
 
     rounds: int = 1
-    """For how many rounds the matrix is made."""
+    """The number of rounds that the matrix is made for."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +96,7 @@ class Correlated(ClientLevel):
         return "add-remove"
 
     def matrix(self, population: int) -> Matrix:
-        """C for a fleet of so many clients."""
+        """C for a fleet with this many clients."""
         raise NotImplementedError
 
     # --- who takes part ---------------------------------------------------------------------------------
@@ -111,19 +116,19 @@ class Correlated(ClientLevel):
         return self.group(round, workload)
 
     def expected(self, population: int) -> float:
-        """Clients of a group, on average: the constant divisor."""
+        """The average number of clients in a group: the constant divisor."""
         return population / self.separation(population)
 
     # --- what it costs ----------------------------------------------------------------------------------
 
     def cost_to(self, client: int, workload: Workload) -> Part:
-        """All rounds of the run together, of a client that is never asked before its turn."""
+        """The cost of all rounds of the run together, for a client that is never asked before its turn."""
         ((event, _),) = self.planned(workload, self.rounds, self.noise)[0].items()
         return Part(event)
 
     def due(self, client: int, round: int, before: Sequence[int], workload: Workload) -> tuple[Part, ...]:
-        """The first round pays for all that come, b rounds apart or more; one that is repeated pays for the
-        longest row that there is.
+        """The first round pays for all later rounds, which are at least b rounds apart. A repeated round pays
+        for the longest row.
         """
         apart = self.separation(workload.population)
         if round >= self.rounds or client not in self.group(round, workload):
@@ -140,8 +145,8 @@ class Correlated(ClientLevel):
         return ()
 
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
-        """What this round adds to the squared sensitivity of all before it, nothing if that is nothing (with
-        fewer bands than groups); of a round that is repeated, all that a row can be.
+        """What this round adds to the squared sensitivity of all rounds before it; this may be nothing (with
+        fewer bands than groups). For a repeated round, the largest possible row.
         """
         if round >= self.rounds:
             raise UserError(f"the matrix of the correlated noise was made for {self.rounds} rounds, not more")
@@ -160,12 +165,12 @@ class Correlated(ClientLevel):
 
     @property
     def sum_noise(self) -> float:
-        """Here metrics are paid for beside the rows, and the noise on the sums is the announced one."""
+        """The configured noise: here metrics are charged in addition to the rows."""
         return self.noise
 
     @property
     def measured(self) -> float:
-        """What a participation's metrics add to the squared sensitivity: their noise is independent, of
+        """What a participation's metrics add to the squared sensitivity: their noise is independent, with
         multiplier `noise`/√share.
         """
         return 0.0 if self.metrics is None else self.metrics.share
@@ -186,14 +191,14 @@ class Correlated(ClientLevel):
     # --- noise ------------------------------------------------------------------------------------------
 
     def grid(self, state: State, dimension: int) -> Grid:
-        """Coarse enough that noise 2ᶠ times finer can be sampled."""
+        """A grid that is coarse enough for sampling noise 2ᶠ times finer."""
         return Grid.fit(self.clipping_norm(state), dimension, self.sum_noise * 2**PRECISION)
 
     def fine_std(self, grid: Grid, dimension: int, workload: Workload) -> float:
-        """Standard deviation of z in fine units: `noise` × what one client can move, rounding included.
+        """Standard deviation of z in fine units: `noise` × the sensitivity to one client, with rounding.
 
-        Rows of length row_s·2ᵇ⁺ᶠ + e, e = 2r√d, have a joint length ≤ 2ᵇ⁺ᶠ·V_T + e√T, V_T² = Σ_{s<T} v_s²: no
-        more than V_T times the length that is returned here, for every T up to the last round.
+        Rows of length row_s·2ᵇ⁺ᶠ + e, e = 2r√d, have a joint length ≤ 2ᵇ⁺ᶠ·V_T + e√T, V_T² = Σ_{s<T} v_s².
+        For every T up to the last round, that is at most V_T times the length that is returned here.
         """
         sensitivity = float(grid.radius << PRECISION)
         drift = self.matrix(workload.population).drift
@@ -206,7 +211,7 @@ class Correlated(ClientLevel):
     def release(
         self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
     ) -> tuple[Vectors, State]:
-        """Add this round's correlated noise to the sum, divide it by the constant expected cohort."""
+        """Add this round's correlated noise to the sum and divide it by the constant expected cohort size."""
         if not self.sums_integers:
             return super().release(total, arrivals, state, round, attempt, workload)
         dimension = sum(vector.numel() for vector in total.values())
@@ -238,7 +243,7 @@ class Correlated(ClientLevel):
 
     @staticmethod
     def _refuse_other(state: State, matrix: Tensor, round: int) -> None:
-        """What is remembered belongs to one matrix, and to the rounds before this one."""
+        """Refuse a state that belongs to another matrix, or to other rounds than those before this one."""
         if not state:
             if round:
                 raise UserError(
@@ -251,11 +256,11 @@ class Correlated(ClientLevel):
                 "clients, or another version of the optimizer that found it); start a new run"
             )
 
-    # --- what a person is told --------------------------------------------------------------------------
+    # --- what a user is told ----------------------------------------------------------------------------
 
     @property
     def seen_noise(self) -> None:
-        """Nothing is counted on sampling, so whoever knows who took part learns no more."""
+        """None: ε does not rely on sampling, so knowing who took part reveals no more."""
         return
 
     def against_server(self, epsilon: float | None) -> None:

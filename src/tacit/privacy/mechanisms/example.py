@@ -1,9 +1,9 @@
 """Example level: single records are protected, and every gradient of a client is a private query.
 
-Unit: one record of one client, there or not there. A client draws Poisson batches of its own records, clips
+Unit: one record of one client, present or absent. A client draws Poisson batches of its own records, clips
 each record's gradient to norm C, sums them, and adds noise; what it sends is post-processing. Its records
-pay for each of its own steps, at its own rate B/n; the statement reports the worst client. How cohorts are
-drawn carries no part of this guarantee.
+pay for each of its own steps, at its own rate B/n; the statement reports the worst client. The sampling of
+clients is no part of this guarantee.
 
 >>> from tacit.privacy import Clip, Poisson
 >>> step_event(records=1000, batch=16, queries=1, noise=1.0)
@@ -11,38 +11,39 @@ PoissonGaussian(rate=0.016, noise=1.0)
 
 From real numbers to bits
 -------------------------
-Gradients are summed in float32 by whatever kernels a batch's shape selects, so here sums are rounded to the
-grid and not contributions. With d coordinates, a clipping norm of C and a grid unit u:
+Gradients are summed in float32 by whatever kernels a batch's shape selects. So here the sums are rounded to
+the grid, not the contributions. With d coordinates, a clipping norm of C and a grid unit u:
 
 - *proved*: rounding two sums to whole units moves their difference by at most √d units;
 - *proved*: given that difference in units, adding a rounded Gaussian is post-processing of the Gaussian
   mechanism;
 - *measured*: the float32 sums of two batches that differ in one record differ by at most C(1 + s). Over the
   models of the tests (perceptrons, convolutions, transformers; batches up to 512) the excess was below
-  2e-6; s is 2⁻⁹, a margin of a thousand, and grows with the batch beyond 512 records. A record made for the
-  rounding of its own norm gets 2⁻¹¹ of that, which is proved (`tacit.gradients.records.at_least`);
-- *mended, and measured on one kind of processor*: a record on a kink of its network. Kernels round a
-  record's numbers in another way for another number of records, and where a ReLU's input is 0 but for its
-  last bits, that turns a gradient on or off: records made for it moved a sum of four by 4.8 C, and one of 32
-  by 32 C. Products, functions of single numbers and sums over a leading axis are therefore filled up until
-  one kernel computes everything (`tacit.gradients.steady`), and a convolution has no record alone where
-  others have company. Not covered is what is left: sums over axes on both sides of the records',
-  convolutions on several threads or in groups, fused attention, recurrent layers, what `torch.func` computes,
-  and other devices.
+  2e-6; s is 2⁻⁹, a margin of a thousand, and grows with the batch beyond 512 records. A record built to
+  exploit the rounding of its own norm gains 2⁻¹¹ of that, which is proved
+  (`tacit.gradients.records.at_least`);
+- *fixed, and measured on one kind of processor*: a record on a kink of its network. For a different number of
+  records, kernels round a record's numbers differently. Where a ReLU's input is 0 except for its last bits,
+  that turns a gradient on or off: records built for this moved a sum of four by 4.8 C, and one of 32 by 32 C.
+  Products, functions of single numbers and sums over a leading axis are therefore padded until one kernel
+  computes everything (`tacit.gradients.steady`), and no record is alone in a convolution where others are
+  computed together. The rest is not covered: sums over axes on both sides of the record axis, convolutions on
+  several threads or in groups, fused attention, recurrent layers, what `torch.func` computes, and other
+  devices.
 
-Rounding and arithmetic are part of the sensitivity: the noise has standard deviation z·(C/u·(1 + s) + √d)
-units, so the accountant is told z and is right. That a record's clipped gradient depends on no other record
-is the business of `tacit.gradients`.
+Rounding and arithmetic are part of the sensitivity. The noise has standard deviation z·(C/u·(1 + s) + √d)
+units, so z is the right number for the accountant. `tacit.gradients` ensures that a record's clipped gradient
+depends on no other record.
 
 Two observers
 -------------
-Whoever sees each upload knows when a client took part: a record pays for each participation of its client,
-without amplification by the sampling of clients. Whoever sees only the released models sees less, so the
-same ε holds by post-processing. Is a smaller one true for them? Two ways to argue for it fail in general.
-The sampling of clients amplifies only if a round *without* the client looks like a round *with* it but
-without the record; these two differ by a whole client's upload, which example-level noise does not hide.
-The noise of the other clients helps only where the upload is linear in it, so not after several local
-steps. Hence the same ε is reported for both.
+An observer of each upload knows when a client took part. A record therefore pays for each participation of
+its client, without amplification by the sampling of clients. An observer of only the released models sees
+less, so the same ε holds by post-processing. Does a smaller ε hold for them? Two arguments for it fail in
+general. The sampling of clients amplifies only if a round *without* the client looks like a round *with* it
+but without the record; these two differ by a whole client's upload, which example-level noise does not hide.
+The noise of the other clients helps only where the upload is linear in it, so not after several local steps.
+Hence the same ε is reported for both.
 """
 
 from __future__ import annotations
@@ -83,16 +84,16 @@ from tacit.vector import Layout, Vectors
 NUMERICAL = 2.0**-9
 """s: how far, relative to C, float32 arithmetic may let a record move a sum beyond its clipped gradient."""
 MEASURED_BATCH = 512
-"""Records of the largest batches for which that was measured."""
+"""The largest batch size for which that was measured."""
 LEAST_CLIP = 1e-10
-"""Below it, coordinates whose squares float32 has no room for could together be longer than the clip."""
+"""Below this clip, coordinates whose squares underflow in float32 could together be longer than it."""
 LARGE = 1 << 22
-"""Coordinates that another device than the CPU rounds and noises at a time, in float64."""
+"""Coordinates that a device other than the CPU rounds and noises at a time, in float64."""
 
 
 @dataclass(frozen=True)
 class PlannedClient:
-    """What a client of so many records will have paid: `steps` times `event`."""
+    """What a client with this many records will have paid: `steps` times `event`."""
 
     records: int
     event: PoissonGaussian
@@ -131,7 +132,9 @@ class ExampleLevel(Mechanism):
         return repeatable_cohort(self.sampling, workload.population, workload.seed, round)
 
     def charge(self, round: int, cohort: Ids, workload: Workload, attempt: int = 0) -> Charge:
-        """Each client of the cohort pays for its own steps at its own rate; equal ones share a part."""
+        """Each client of the cohort pays for its own steps at its own rate; clients with equal costs share a
+        part.
+        """
         payers: dict[tuple[PoissonGaussian, int], list[int]] = {}
         for client in cohort:
             records = int(workload.sizes[client])
@@ -152,7 +155,7 @@ class ExampleLevel(Mechanism):
         return [{client.event: client.steps} for client in self.planned_clients(workload, rounds, noise)]
 
     def planned_clients(self, workload: Workload, rounds: int, noise: float) -> Sequence[PlannedClient]:
-        """What clients will have paid after `rounds`: those that may be the worst, one of each kind."""
+        """What clients will have paid after `rounds`: one client of each kind that may have the largest ε."""
         times = np.zeros(workload.population, np.int64)
         for round in range(rounds):
             times[self.sample(round, 0, workload)] += 1
@@ -182,27 +185,27 @@ class ExampleLevel(Mechanism):
     def release(
         self, total: Vectors, arrivals: Arrivals, state: State, round: int, attempt: int, workload: Workload
     ) -> tuple[Vectors | None, State]:
-        """The weighted mean of what the clients sent: post-processing of their private gradients."""
+        """The weighted mean of the uploads: post-processing of the clients' private gradients."""
         return weighted_mean(total, arrivals), state
 
     # --- inside a client --------------------------------------------------------------------------------
 
     def queries(self, records: int, workload: Workload, *name: int) -> ClientQueries:
-        """What a client with so many records asks of them in a round, the one with this name in a
-        simulation.
+        """The private queries of a client with this many records in a round. In a simulation `name` seeds
+        them.
         """
         return ClientQueries(self, workload, records, self.bits(*name, 0), self.bits(*name, 1))
 
     def batches(self, records: int, workload: Workload, bits: Bits) -> Iterator[Ids]:
-        """Positions of each batch's records among a client's own: as many batches as are charged.
+        """Positions of each batch's records among the client's own; as many batches as are charged.
 
-        A batch's size is itself random, and an empty batch is a step like any other.
+        The size of a batch is random, and an empty batch is a step like any other.
         """
         sampling = batch_sampling(records, workload.batch)
         return (sampling.draw(bits, records) for _ in range(workload.steps(records)))
 
     def expected_batch(self, records: int, workload: Workload) -> float:
-        """The constant divisor B: a client with fewer records than the batch size has a batch of them all."""
+        """The constant divisor B: the batch size, or the number of records if the client has fewer."""
         return batch_sampling(records, workload.batch).expected(records)
 
     def std(self, dimension: int, batch: float) -> float:
@@ -221,9 +224,8 @@ class ExampleLevel(Mechanism):
         return self.noise * sensitivity
 
     def ahead(self, dimension: int, bits: Bits, batch: float, elsewhere: bool) -> Bits | Drawn:
-        """What to give to `privatize_`: its noise, in the making from now on, or where to draw it from then.
-
-        `elsewhere`: gradients are computed on another device, so the host has nothing else to do.
+        """The argument for `privatize_`: noise that is being drawn from now on, or the bits to draw it from
+        later. `elsewhere`: gradients are computed on another device, so the host is idle.
         """
         if not self.noise or not elsewhere:
             return bits
@@ -246,7 +248,7 @@ class ExampleLevel(Mechanism):
                 if isinstance(bits, Drawn)
                 else rounded_gaussian(dimension, std, bits)
             )
-            # Not every device has float64; what has none is noised on the host.
+            # Not every device has float64; for those without it the noise is added on the host.
             where = gradients.cpu() if gradients.device.type == "mps" else gradients
             _noise_(where, torch.from_numpy(draws).to(where.device), unit, batch, LARGE)
             return gradients if where is gradients else gradients.copy_(where)
@@ -261,7 +263,7 @@ class ExampleLevel(Mechanism):
             for_each_stretch(dimension, std, bits, add)
         return gradients
 
-    # --- what a person is told --------------------------------------------------------------------------
+    # --- what a user is told ----------------------------------------------------------------------------
 
     def warnings(self, workload: Workload) -> list[str]:
         return self._loose_delta(int(workload.sizes.min()), "records of a client")
@@ -320,16 +322,16 @@ class ExampleLevel(Mechanism):
 
 
 def _noise_(sums: Tensor, draws: Tensor, unit: float, batch: float, few: int) -> None:
-    """sums ← (⌊sums ÷ unit⌉ + draws) · unit ÷ batch, in float64, so `few` coordinates at a time."""
+    """sums ← (⌊sums ÷ unit⌉ + draws) · unit ÷ batch, in float64, and so only `few` coordinates at a time."""
     for part, noise in zip(torch.split(sums, few), torch.split(draws, few), strict=True):
         part.copy_(part.double().div_(unit).round_().add_(noise).mul_(unit / batch))
 
 
 @dataclass(frozen=True)
 class ClientQueries:
-    """A client's steps of one round: the records that each looks at, and the noise on what it finds.
+    """A client's steps of one round: the records of each step's batch, and the noise on its gradients.
 
-    Exactly what was charged for a client of so many records, with bits for this round alone.
+    Exactly what was charged for a client with this many records, with random bits for this round only.
     """
 
     mechanism: ExampleLevel
@@ -347,7 +349,7 @@ class ClientQueries:
         return self.mechanism.expected_batch(self.records, self.workload)
 
     def variance(self, dimension: int) -> float:
-        """The noise's, in each coordinate of a private gradient."""
+        """The variance of the noise in each coordinate of a private gradient."""
         return (self.mechanism.std(dimension, self.expected_batch) / self.expected_batch) ** 2
 
     def batches(self) -> Iterator[Ids]:

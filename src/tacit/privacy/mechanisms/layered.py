@@ -1,20 +1,20 @@
-"""Client level with more or less noise on some layers (003, H.5, Figures 15 and 16).
+"""Client level with more or less noise on some layers (paper 003, H.5, Figures 15 and 16).
 
-Layer h of a sum gets a rounded Gaussian of standard deviation f_h·z·C. Divide each layer by its own noise:
-what is released is then a Gaussian mechanism with noise 1, and one client moves it by at most
+Layer h of a sum gets a rounded Gaussian of standard deviation f_h·z·C. If each layer is divided by its own
+noise, the release is a Gaussian mechanism with noise 1, and one client moves it by at most
 
     L = max √(Σ_h ‖x_h‖² ÷ (f_h·z·C)²)     over all uploads x that clipping allows.
 
 - *A bound for each layer* (mode `clip`): ‖x_h‖ ≤ C_h for every h at once, so L² = Σ_h (C_h/C)² ÷ (f_h·z)².
 - *One bound for everything*: all of C can be in the layer with the least noise, so L = 1 ÷ (z·min f). The
-  same for mode `normalize`, which leaves uploads alone while the whole is ≤ C.
+  same holds for mode `normalize`, which does not change uploads whose whole norm is ≤ C.
 
-So a round is charged as noise 1/L = z ÷ `worst`, where `worst` is L·z: a number of clip, factors and layers.
-A layer without noise hides nothing, and the whole run gives no guarantee at all, however much noise the
-others have. That is for a study, as in the paper: it is refused unless the run claims nothing anyway.
+So a round is charged as noise 1/L = z ÷ `worst`; `worst` = L·z depends only on clip, factors and layers.
+A layer without noise hides nothing. The whole run then gives no guarantee at all, however much noise the
+other layers have. This is for studies, as in the paper, and is refused unless the run claims nothing anyway.
 
-In whole numbers. Rounding lengthens each bound's part to `Grid.reach`, which is checked for every upload; the
-noise is larger by as much as that lengthens L (`stretched`, next to nothing), so the charge holds as it is.
+In integers. Rounding lengthens each bound's part to `Grid.reach`, which is checked for every upload. The
+noise is larger by the factor by which that lengthens L (`stretched`, almost 1), so the charge stays the same.
 
 >>> import torch
 >>> from tacit.privacy import Clip, Poisson
@@ -51,19 +51,19 @@ from tacit.vector import Layout, Vectors
 
 KEY = "privacy.noise_by_layer"
 Place = tuple[str, int, int, float]
-"""An upload, from where to where in it, and the factor on the noise there."""
+"""An upload, the first and last position of a part of it, and the factor on the noise there."""
 Groups = tuple[tuple[float, tuple[Place, ...]], ...]
-"""For each bound: which share of the clipping norm it is, and the places that it bounds together."""
+"""For each bound: its share of the clipping norm, and the places that it bounds together."""
 
 
 def by_layer(factors: Mapping[str, float], clip: Clip, sizes: Mapping[str, int], layout: Layout) -> Groups:
-    """What `LayeredNoise` must know of a model: its bounds, and the noise at each place.
+    """What `LayeredNoise` must know about a model: its bounds, and the noise at each place.
 
     Args:
-        factors: by patterns of layers' names; the first that matches counts, and 1 is for all others.
+        factors: factors by patterns of layer names; the first match counts, and layers without one have 1.
         clip: the clipping rule.
         sizes: names and lengths of what a client sends.
-        layout: what is where in the parameters.
+        layout: which parameters are where in the vector.
 
     Raises:
         UserError: a pattern that no layer matches.
@@ -85,9 +85,9 @@ class LayeredNoise(ClientLevel):
     """Independent noise on each round's sum, `noise` times a factor that differs by layer; see the module."""
 
     factors: dict[str, float] = field(default_factory=dict, hash=False)
-    """As they were given, for a person to read."""
+    """The factors as they were configured, for the statement."""
     groups: Groups = ()
-    """By `by_layer`, of the model that is trained."""
+    """Made by `by_layer` from the model."""
 
     kind: ClassVar[str] = "layered"
 
@@ -116,8 +116,8 @@ class LayeredNoise(ClientLevel):
         return [factor for _, places in self.groups for *_, factor in places]
 
     def _length(self, bounds: Sequence[float]) -> float:
-        """How far one client moves the sum, in noises: with so much at most within each bound, where the
-        least noise is.
+        """How far one client moves the sum, in units of the noise, if it uses up each bound where the noise
+        is least.
         """
         least = [min(factor for *_, factor in places) for _, places in self.groups]
         if not all(least):
@@ -126,11 +126,13 @@ class LayeredNoise(ClientLevel):
 
     @cached_property
     def worst(self) -> float:
-        """By how much the noise is worth less than `noise` everywhere would be; infinite if it is nothing."""
+        """The factor by which the noise is worth less than `noise` everywhere; infinite if it is worth
+        nothing.
+        """
         return self._length([share for share, _ in self.groups])
 
     def worth(self, noise: float) -> float:
-        """The multiplier that the accountant is told for a nominal one."""
+        """The multiplier that is accounted for, where `noise` is the nominal one."""
         return noise / self.worst
 
     def costliest(self, workload: Workload) -> Part:
@@ -149,7 +151,7 @@ class LayeredNoise(ClientLevel):
         return Grid.fit(self.clipping_norm(state), dimension, largest)
 
     def stretched(self, grid: Grid) -> float:
-        """What the noise is multiplied by, so that the charge also covers what rounding adds to an upload."""
+        """The factor on the noise that makes the charge also cover what rounding adds to an upload."""
         if math.isinf(self.worst):
             return 1.0
         sizes = [sum(stop - start for _, start, stop, _ in places) for _, places in self.groups]

@@ -1,4 +1,4 @@
-"""No guarantee: a repeatable cohort, and the weighted mean of whoever answered."""
+"""No guarantee: a repeatable cohort, and the weighted mean of the clients that answered."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Unprotected:
 
 
 def repeatable_cohort(sampling: Sampling, population: int, seed: int, round: int) -> Ids:
-    """A round's cohort where it is no part of a guarantee: a function of the seed."""
+    """A round's cohort where sampling is no part of a guarantee: a function of the seed."""
     return sampling.repeatable(randomness.generator(seed, "cohort", round), population, round)
 
 
 def weighted_mean(total: Vectors, arrivals: Arrivals) -> Vectors | None:
-    """The sum divided, in place, by the weights in it; None if there are none."""
+    """The sum divided, in place, by the total weight; None if the weight is 0."""
     weight = arrivals.weight
     return {name: vector.div_(weight) for name, vector in total.items()} if weight else None

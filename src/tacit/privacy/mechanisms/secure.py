@@ -1,23 +1,24 @@
 """Client level under secure aggregation: clients make the noise, and the server sees no sum without it.
 
 Unit: one client with all its data. A cohort of m is drawn. Each client bounds its upload to norm C on the
-grid (Σk² ≤ 2²ᵇ, in whole numbers), adds a rounded Gaussian of variance (zΔ)²/(τm), and sends it under masks
-(`tacit.secure`). At least t = ⌈τm⌉ clients stay to the end or there is no sum, so every sum that the server
-sees has noise of at least z; the server adds the shares of those who dropped out, so what it publishes
-always has noise z/√τ, however many were drawn. Δ = 2ᵇ + √d/2: see `tacit.privacy.shares`, which has the
-theorem by which a sum of rounded Gaussians is as good as a rounded one.
+grid (Σk² ≤ 2²ᵇ, in integers), adds a rounded Gaussian of variance (zΔ)²/(τm), and sends the result masked
+(`tacit.secure`). If fewer than t = ⌈τm⌉ clients stay to the end there is no sum, so every sum that the server
+sees has noise of at least z. The server adds the shares of clients that dropped out, so what it publishes
+always has noise z/√τ, however many were drawn. Δ = 2ᵇ + √d/2; `tacit.privacy.shares` has the theorem by which
+a sum of rounded Gaussians is as good as one rounded Gaussian.
 
-Two numbers:
+There are two values of ε:
 
-- *outsiders* see models and not who took part: noise z, amplified by sampling, like any client-level run.
-  A share γ of the cohort may make no noise, which leaves z·√((1 − γ)/τ); where that is less, it is charged;
+- *outsiders* see the models but not who took part: noise z, amplified by sampling, as in any client-level
+  run. A share γ of the cohort may make no noise, which leaves z·√((1 − γ)/τ); if that is less than z, it is
+  charged instead;
 - *the server* knows who took part, so nothing is amplified, and a share γ of the cohort may tell it their
-  noise, or make none. The honest among t leave (t − c)/(τm) ≥ 1 − γ/τ of the variance: a Gaussian mechanism
-  with noise z·√(1 − γ/τ) for each round that a client took part in. Neighbours here: what the client sent,
-  or zeros in its place (it is no secret from the server that it was there).
+  noise, or make none. The honest clients among t leave (t − c)/(τm) ≥ 1 − γ/τ of the variance: a Gaussian
+  mechanism with noise z·√(1 − γ/τ) for each round that a client took part in. Adjacency here: what the client
+  sent, or zeros in its place (the server knows that the client took part).
 
-*Another client* of the cohort knows one of m shares, its own: z·√((1 − 1/m)/τ) is left, which is as much as
-is charged in all but the smallest cohorts (`least_members`).
+*Another client* of the cohort knows one of the m shares, its own. This leaves z·√((1 − 1/m)/τ), which is at
+least what is charged in all but the smallest cohorts (`least_members`).
 
 >>> import numpy as np
 >>> from tacit.privacy import Clip, Poisson, Workload
@@ -84,22 +85,22 @@ class SecureSum(ClientLevel):
 
     @property
     def sums_integers(self) -> bool:
-        """Always: masks are whole numbers."""
+        """Always true: masks are integers."""
         return True
 
     @property
     def clients_release(self) -> bool:
-        """What they send is a release to the server."""
+        """True: what clients send is a release to the server."""
         return True
 
-    # --- who must stay, and who may lie -----------------------------------------------------------------
+    # --- how many must stay, and how many may collude ---------------------------------------------------
 
     def threshold_of(self, drawn: int) -> int:
-        """t: so many of those drawn must stay."""
+        """t: the number of drawn clients that must stay."""
         return math.ceil(Fraction(self.threshold) * drawn)
 
     def colluding_of(self, drawn: int) -> int:
-        """c: so many of those drawn may collude with the server."""
+        """c: the number of drawn clients that may collude with the server."""
         return math.floor(Fraction(self.colluding) * drawn)
 
     @property
@@ -111,8 +112,8 @@ class SecureSum(ClientLevel):
         return noise * min(1.0, math.sqrt(max(0.0, 1 - self.colluding) / self.threshold))
 
     def least_members(self, noise: float) -> int | None:
-        """The smallest cohort in which a client, which knows its own share, is left with this multiplier at
-        least between itself and another's upload; None if there is none.
+        """The smallest cohort in which the noise that a client does not know (all but its own share) has at
+        least this multiplier; None if there is no such cohort.
         """
         known = 1 - self.threshold * (noise / self.noise) ** 2 if self.noise else 1.0
         return math.ceil(1 / known - 1e-9) if known > 1e-9 else None
@@ -133,11 +134,11 @@ class SecureSum(ClientLevel):
         return Bounding(bound, grid, share, always=True)
 
     def server_std(self, grid: Grid, dimension: int, arrivals: Arrivals) -> float:
-        """The shares of those who dropped out; an empty cohort gets the noise of a full one."""
+        """The shares of clients that dropped out; an empty cohort gets the noise of a full one."""
         missing = arrivals.missing / arrivals.drawn if arrivals.drawn else 1.0
         return self.shared_std(grid, dimension) * math.sqrt(missing / self.threshold)
 
-    # --- what a person is told --------------------------------------------------------------------------
+    # --- what a user is told ----------------------------------------------------------------------------
 
     def describe(self, population: int, epsilon: float, worst: Profile) -> Description:
         plain = super().describe(population, epsilon, worst)
@@ -172,7 +173,7 @@ class SecureSum(ClientLevel):
         return replace(plain, noise=noise, observers=(models,), not_covered=covered)
 
     def against_server(self, epsilon: float | None) -> Observer:
-        """The statement's second number: ε of the client that took part most often."""
+        """The statement's second ε: that of the client that took part most often."""
         why = (
             "It sees sums of masked uploads, and who took part. The client that took part most often in this "
             "run, without amplification; neighbours: what a client sent, or zeros in its place. In cohorts "
