@@ -740,3 +740,20 @@ def test_records_that_decide_otherwise_draw_no_numbers_for_others(branch, neighb
         assert clipped.obstacle is None
         assert len(set(norms[others].tolist())) == 1, "what is drawn once for all of them is the same"
         assert norms[others[0]] < one.norms[0] / 3, "and it is what they asked for"
+
+
+@pytest.mark.parametrize("gaps", [(0,), (1,), (0, 1), (2,)])
+def test_the_first_records_of_a_client_may_decide_otherwise_and_end_no_run(gaps):
+    """A model that was not refused for one client was for another, by its first two records."""
+
+    def labelled(model: nn.Module, batch: Batch) -> Tensor:
+        y = batch["y"]
+        if bool((y < 0).all()):  # nothing to learn
+            return (model(batch["x"], batch["mask"]) * 0).sum(1)
+        return F.cross_entropy(model(batch["x"], batch["mask"]), y, reduction="none", ignore_index=-9) + 1
+
+    torch.manual_seed(0)
+    clipped, batch = ClippedGradient(Padded()), full(4)
+    batch["y"][list(gaps)] = -9
+    norms = clipped(batch, labelled, 1.0).norms
+    assert (norms < 1e-6).tolist() == [i in gaps for i in range(4)]
