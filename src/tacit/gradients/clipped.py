@@ -462,9 +462,11 @@ def at_once(found: Survey, size: int) -> int:
     """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them.
 
     Activations go as the gradients to be kept come: at no time are both there in full. Where one record is
-    computed after another anyway, one at a time takes the least memory and no more time.
+    computed after another anyway, one at a time takes the least memory and no more time. Whether records are
+    ever alone is no matter of `size`: kernels round a record in another way then (see `steady`), and one more
+    of them would have a say in all others' bits.
     """
     if found.obstacle is not None and found.obstacle.alone:
         return 1
-    limit = min(MUCH, max(LITTLE, size * found.plain * 5 // 4))
-    return max(1, limit // max(1, found.plain, found.kept))
+    limit, each = min(MUCH, max(LITTLE, size * found.plain * 5 // 4)), max(1, found.plain, found.kept)
+    return max(2 if 2 * each <= MUCH else 1, limit // each)
