@@ -233,6 +233,7 @@ ALIKE: dict[str, Callable[[Tensor], Tensor]] = {
     "power of a number": lambda x: 2.5**x,
     "number to its power": lambda x: torch.pow(2.5, x),
     "power of another": lambda x: x**x,
+    "power in float64": lambda x: torch.float_power(x, 0.3),
     "angle": lambda x: torch.atan2(x, x[..., :1] + 1),
     "sum of exponentials": lambda x: torch.logaddexp(x, -x),
     "sigmoid in place": lambda x: x.clone().sigmoid_(),
@@ -277,6 +278,10 @@ OVER: dict[str, Callable[[Tensor, int], Tensor]] = {
     "vecdot": lambda x, dim: torch.linalg.vecdot(x, x * x, dim=dim),
     "cosine": lambda x, dim: F.cosine_similarity(x, x * x, dim),
     "in float64": lambda x, dim: x.sum(dim, dtype=torch.float64),
+    "glu": lambda x, dim: F.glu(torch.cat([x, x + 1], dim), dim),
+    "trapezoid": lambda x, dim: torch.trapezoid(x, dx=0.3, dim=dim),
+    "trapz": lambda x, dim: torch.trapz(x, torch.linspace(0, 1, x.shape[dim]), dim=dim),
+    "trapezoid of points": lambda x, dim: torch.trapezoid(x, x * x, dim=dim),
 }
 
 

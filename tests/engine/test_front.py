@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -419,8 +422,9 @@ def counts(model: Layers, given: list[Tensor]) -> Tensor:
         (lambda model, given: model.layers[2](given[-1]), False),
         (lambda model, given: given[-1] if len(given[1]) else given[2].nan_to_num(), True),
         (counts, False),
+        (lambda model, given: given[-1] * (1 + random.random()) * np.random.rand(), True),  # noqa: NPY002
     ],
-    ids=["last", "skip", "second", "mean", "twice", "not taken", "buffer"],
+    ids=["last", "skip", "second", "mean", "twice", "not taken", "buffer", "drawn after"],
 )
 def test_what_else_is_used_of_skipped_layers_shows(
     monkeypatch: pytest.MonkeyPatch, end: Any, kept: bool
@@ -431,9 +435,45 @@ def test_what_else_is_used_of_skipped_layers_shows(
     found = Front.of(model, TASK, rows, HOST)
     assert (found is not None) == kept
     if found is not None:
-        assert torch.allclose(
-            losses(model, found.task, found.extended(rows.batch)), losses(model, TASK, rows.batch)
-        )
+        random.seed(0), np.random.seed(0)  # noqa: NPY002
+        resumed = losses(model, found.task, found.extended(rows.batch))
+        random.seed(0), np.random.seed(0)  # noqa: NPY002
+        assert torch.allclose(resumed, losses(model, TASK, rows.batch))
+
+
+class Tossed(nn.Linear):
+    """A layer that Python's or NumPy's generator has a part in."""
+
+    def __init__(self, toss: Callable[[], float]) -> None:
+        super().__init__(4, 4)
+        self.toss = toss
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 0 * self.toss())
+
+
+@pytest.mark.parametrize("toss", [random.random, np.random.rand, lambda: float(torch.rand(()))])
+def test_numbers_drawn_before_by_whatever_generator_leave_nothing_to_keep(
+    monkeypatch: pytest.MonkeyPatch, toss: Callable[[], float]
+) -> None:
+    monkeypatch.setattr(front, "_TRUSTED", (*front._TRUSTED, f"{__name__}."))
+    rows = Rows({"x": torch.randn(5, 4), "y": torch.zeros(5, dtype=torch.int64)})
+    model = Layers(lambda model, given: given[-1])
+    assert Front.of(model, TASK, rows, HOST) is not None
+    model.layers[1] = Tossed(toss).requires_grad_(False)
+    assert Front.of(model, TASK, rows, HOST) is None
+    model.layers[1] = Tossed(lambda: np.random.seed(3) or toss()).requires_grad_(False)  # noqa: NPY002
+    assert (Front.of(model, TASK, rows, HOST) is not None) == (toss is np.random.rand), "the same for ever"
+
+
+def test_outputs_of_other_layers_of_the_same_network_are_not_taken_for_these() -> None:
+    model = network(("head", "bert.encoder.layer.2.*"))
+    found = front_of(model)
+    fewer = replace(found, task=replace(found.task, stand_ins=found.task.stand_ins[:1]))
+    same = replace(found, task=replace(found.task))
+    elsewhere = replace(found, task=replace(found.task, layers=nn.ModuleList(found.task.layers)))
+    names = [each._name() for each in (found, same, fewer, elsewhere)]
+    assert None not in names and names[0] == names[1] and len(set(names)) == 3
 
 
 def test_elsewhere_or_in_other_precision_nothing_is_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from math import inf, sqrt
 
 import pytest
@@ -373,6 +374,25 @@ def test_parts_are_cut_so_that_memory_is_bounded(monkeypatch):
     clipped(batch, noting, 1.0)
     assert [n for n in seen if n != 2] == [5, 5, 5, 5]  # two: the same program on another number of records
     close(clipped.flat.grad, whole, 1e-6)
+
+
+def test_one_record_more_changes_no_bit_of_the_others_where_memory_is_short(monkeypatch):
+    """A batch of five was computed record by record and one of six in pairs, by other kernels."""
+    from tacit.gradients import clipped as module
+
+    model, batch = small_cnn(), images(8)
+    found = ClippedGradient(model)._survey(batch, losses)
+    short = replace(found, kept=5 * found.plain)
+    monkeypatch.setattr(module, "LITTLE", 0)
+    monkeypatch.setattr(module, "survey", lambda *_: short)
+    norms = [
+        ClippedGradient(model)({name: tensor[:size] for name, tensor in batch.items()}, losses, 1.0).norms
+        for size in range(1, 9)
+    ]
+    for few in norms:
+        assert torch.equal(few, norms[-1][: len(few)])
+    monkeypatch.setattr(module, "MUCH", 2 * short.kept - 1)
+    assert {module.at_once(short, size) for size in range(2, 99)} == {1}, "then all of them are alone"
 
 
 @pytest.mark.parametrize("documented", [False, True])

@@ -684,3 +684,76 @@ def test_each_shape_takes_the_slow_road_for_its_own_reason(monkeypatch: pytest.M
         alone.clear()
         gradient({"x": torch.randn(4, width)}, lambda m, b: m(b["x"]).square().sum(1), 1.0)
         assert set(alone) == {wanted}
+
+
+def _other_numbers(a: bool, model: nn.Module) -> Tensor:
+    return torch.rand(()) if a else torch.randn(()) + 7
+
+
+def _other_shapes(a: bool, model: nn.Module) -> Tensor:
+    return torch.rand(2).sum() if a else torch.rand(3).sum() + 7
+
+
+def _other_chances(a: bool, model: nn.Module) -> Tensor:
+    return torch.bernoulli(model.low if a else model.high) * 7 + torch.rand(()) * a
+
+
+def _no_numbers(a: bool, model: nn.Module) -> Tensor:
+    return torch.rand(()) if a else torch.full((), 7.0)
+
+
+def _others_of_python(a: bool, model: nn.Module) -> Tensor:
+    return torch.full((), random.random() if a else random.uniform(7, 8))
+
+
+BRANCHES = [_other_numbers, _other_shapes, _other_chances, _no_numbers, _others_of_python]
+
+
+@pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: branch.__name__)
+@pytest.mark.parametrize("neighbour", [0, 3, 5])
+def test_records_that_decide_otherwise_draw_no_numbers_for_others(branch, neighbour):
+    """A record in whose branch other numbers were drawn gave its own to all the rest, whatever they asked
+    for, or sent them down the slow road, where each drew for itself what they share without it.
+    """
+
+    class Scaled(Padded):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("low", torch.zeros(()))
+            self.register_buffer("high", torch.ones(()))
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(x, mask * 0 + 1) * branch(bool(mask.all()), self)
+
+    def scaled(model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch["x"], batch["mask"]).sum(1)
+
+    torch.manual_seed(0)
+    model = Scaled()
+    batch = {"x": torch.randn(1, 64).expand(6, -1), "mask": torch.ones(6, 1, dtype=torch.int64)}
+    batch["mask"][neighbour] = 0
+    one = ClippedGradient(model)({name: tensor[[neighbour]] for name, tensor in batch.items()}, scaled, 1.0)
+    clipped = ClippedGradient(model)
+    others = [i for i in range(6) if i != neighbour]
+    for _ in range(5):
+        norms = clipped(batch, scaled, 1.0).norms
+        assert clipped.obstacle is None
+        assert len(set(norms[others].tolist())) == 1, "what is drawn once for all of them is the same"
+        assert norms[others[0]] < one.norms[0] / 3, "and it is what they asked for"
+
+
+@pytest.mark.parametrize("gaps", [(0,), (1,), (0, 1), (2,)])
+def test_the_first_records_of_a_client_may_decide_otherwise_and_end_no_run(gaps):
+    """A model that was not refused for one client was for another, by its first two records."""
+
+    def labelled(model: nn.Module, batch: Batch) -> Tensor:
+        y = batch["y"]
+        if bool((y < 0).all()):  # nothing to learn
+            return (model(batch["x"], batch["mask"]) * 0).sum(1)
+        return F.cross_entropy(model(batch["x"], batch["mask"]), y, reduction="none", ignore_index=-9) + 1
+
+    torch.manual_seed(0)
+    clipped, batch = ClippedGradient(Padded()), full(4)
+    batch["y"][list(gaps)] = -9
+    norms = clipped(batch, labelled, 1.0).norms
+    assert (norms < 1e-6).tolist() == [i in gaps for i in range(4)]

@@ -27,6 +27,7 @@ On the CPU in float32 only: elsewhere one record at a time is no way to compute.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -41,7 +42,6 @@ from torch import Tensor, nn
 from tacit.data import Batch, Records
 from tacit.data.widths import blank
 from tacit.engine.device import Compute
-from tacit.gradients import generators
 from tacit.gradients.plain import batch_size
 from tacit.tasks import Task
 
@@ -187,7 +187,7 @@ class Front:
         first, resumed = Held(module), None
         for layers, count in stacks:
             # Ones may be nothing that this network reads, and it may want more of a layer than its output.
-            with generators.forked(torch.device("cpu")), suppress(*_FAILURES):
+            with _aside(), suppress(*_FAILURES):
                 resumed = _tried(module, task, layers, count, made_up)
             if resumed is not None:
                 return cls(module, task, resumed, first)
@@ -207,7 +207,7 @@ class Front:
 
     def _name(self) -> bytes | None:
         """Of all that outputs depend on beside the record, if it can be known again: the frozen numbers, the
-        network around them, and who asks.
+        network around them, which of its layers they come from, and who asks.
         """
         if not type(self.original).__module__.startswith("tacit.tasks."):
             return None
@@ -218,7 +218,9 @@ class Front:
         held = {name: value for name, value in _held(self.module) if not name.endswith(".config")}
         tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
         plain = [(name, _told(value)) for name, value in held.items() if name not in tensors]
-        told = repr((asks, self.module, kinds, plain, configs, attention, torch.get_num_threads()))
+        stacks = [path for path, part in self.module.named_modules() if part is self.task.layers]
+        skipped = stacks, len(self.task.stand_ins)
+        told = repr((asks, self.module, kinds, skipped, plain, configs, attention, torch.get_num_threads()))
         if any(unclear in told for unclear in _UNCLEAR):
             return None
         digest = hashlib.blake2b(told.encode(), digest_size=32)
@@ -254,7 +256,7 @@ class Front:
     def _computed(self, one: Batch, call: Call) -> Tensor | None:
         """What the first layers make of a record; None if that left something behind in the network."""
         last = self.task.layers[len(self.task.stand_ins) - 1]
-        with generators.forked(torch.device("cpu")), _captured(last) as seen:
+        with _aside(), _captured(last) as seen:
             call(self.module, one)
         hidden: Tensor = seen[0].output
         return hidden.clone() if self.first.still() else None
@@ -297,20 +299,29 @@ def _stacks(module: nn.Module) -> list[tuple[nn.ModuleList, int]]:
 def _tried(module: nn.Module, task: Task, layers: nn.ModuleList, count: int, batch: Batch) -> Resumed | None:
     """The task that skips so many layers, if a trial shows that nothing else changes."""
     first = Held(module)
-    before = torch.get_rng_state()
+    before = _States()
     with torch.enable_grad(), _captured(layers[count - 1]) as seen:
         loss = task.losses(module, batch)
     if len(seen) != 1 or not isinstance(seen[0].output, Tensor):  # called twice, or with more to say
         return None
-    hidden, drawn, in_tuple = seen[0].output, seen[0].generator, seen[0].in_tuple
-    if hidden.requires_grad or not torch.equal(drawn, before) or len(hidden) != 1:
+    hidden, in_tuple = seen[0].output, seen[0].in_tuple
+    drawn = seen[0].generators.drawn(before)
+    if hidden.requires_grad or "torch" in drawn or len(hidden) != 1:
         return None
+    if drawn:
+        # Who seeds a generator itself and draws then (BigBird's attention does) draws the same for ever.
+        random.seed()
+        np.random.seed()  # noqa: NPY002
+        with torch.no_grad(), _captured(layers[count - 1]) as later:
+            task.losses(module, batch)
+        if drawn & later[0].generators.drawn(seen[0].generators):
+            return None
     if not first.still():
         return None
     resumed = Resumed(task, layers, tuple(_Given(layer, in_tuple) for layer in layers[:count]))
     for stand_in in resumed.stand_ins[:-1]:
         stand_in.value = torch.full_like(hidden, torch.nan)
-    torch.set_rng_state(before)
+    before.restore()
     with torch.no_grad():
         again = resumed.losses(module, {**batch, KEPT: hidden.detach()})
     for stand_in in resumed.stand_ins:
@@ -321,11 +332,43 @@ def _tried(module: nn.Module, task: Task, layers: nn.ModuleList, count: int, bat
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a layer gave, and the state of torch's generator then."""
+    """What a layer gave, and what generators were to go on from then."""
 
     output: Any
     in_tuple: bool
-    generator: Tensor
+    generators: _States
+
+
+class _States:
+    """Of all generators that a network may draw from: torch's, Python's own and NumPy's global one."""
+
+    def __init__(self) -> None:
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        self._numpy: Any = np.random.get_state()  # noqa: NPY002
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+
+    def drawn(self, before: _States) -> set[str]:
+        """From which of them something was drawn between the two."""
+        same = {
+            "torch": torch.equal(self._torch, before._torch),
+            "python": self._python == before._python,
+            "numpy": all(map(np.array_equal, self._numpy, before._numpy)),
+        }
+        return {name for name, alike in same.items() if not alike}
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Whatever is drawn meanwhile was never drawn."""
+    before = _States()
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 @contextmanager
@@ -334,7 +377,7 @@ def _captured(layer: nn.Module) -> Iterator[list[_Seen]]:
 
     def capture(_: nn.Module, args: Any, output: Any) -> None:
         in_tuple = isinstance(output, tuple) and len(output) == 1
-        seen.append(_Seen(output[0] if in_tuple else output, in_tuple, torch.get_rng_state()))
+        seen.append(_Seen(output[0] if in_tuple else output, in_tuple, _States()))
 
     handle = layer.register_forward_hook(capture)
     try:

@@ -172,9 +172,8 @@ class ClippedGradient:
         before, draws = self._unchanged.state(), Draws()
         total = self.flat.grad.zero_()
         norms, loss_sum, dropped = [total.new_zeros(0, len(bounds))], total.new_zeros(()), 0
-        parts, decided = self._parts(batch, size, losses)
-        if len(parts) > 1 or decided:
-            draws.save()
+        parts = self._parts(batch, size, losses)
+        draws.save()
         order: list[int] = []
         while parts:
             part = parts.popleft()
@@ -216,13 +215,10 @@ class ClippedGradient:
             all_norms[:, 0] if isinstance(bound, (int, float)) else all_norms, loss_sum, dropped
         )
 
-    def _parts(self, batch: Batch, size: int, losses: Losses) -> tuple[deque[_Part], bool]:
-        """Slices of the batch; and whether records decide what the model computes.
-
-        The cut depends on the model and the shapes alone, never on what was computed before.
-        """
+    def _parts(self, batch: Batch, size: int, losses: Losses) -> deque[_Part]:
+        """Slices of the batch, cut by the model and the shapes alone, never by what was computed before."""
         if not size:
-            return deque(), False
+            return deque()
         found = self._survey(batch, losses)
         if self._doubt is not None:
             found = replace(found, obstacle=self._doubt)
@@ -230,7 +226,7 @@ class ClippedGradient:
         count = -(-size // micro)
         edges = [size * i // count for i in range(count + 1)]  # of nearly equal sizes
         parts = (_Part(range(*edge), micro > 1, found.obstacle) for edge in pairwise(edges))
-        return deque(parts), found.decided
+        return deque(parts)
 
     def _test(self, batch: Batch, losses: Losses) -> bool:
         """Whether the gradient stands: the second line behind the proof, an experiment now and then.
@@ -272,7 +268,9 @@ class ClippedGradient:
 
     def _together(self, few: Batch, losses: Losses) -> tuple[list[Tensor | None], Tensor]:
         """The same by book-keeping."""
-        tape, values = self._proved(few, losses, Draws())
+        draws = Draws()
+        draws.save()
+        tape, values = self._proved(few, losses, draws)
         forms, values = tape.backward(values), values.detach()
         sums: list[Tensor | None] = []
         for form, parameter in zip(forms, self._parameters.values(), strict=True):
@@ -312,6 +310,7 @@ class ClippedGradient:
                 if isinstance(reason, Differs) and len(part.places) > 1:
                     raise
                 obstacle = reason
+                draws.forget()
         self._tell(obstacle)
         grads, values = self._one_by_one(batch, losses, obstacle, draws)
         explicit = [Explicit(grads[name].contiguous()) for name in self._parameters]
@@ -327,8 +326,7 @@ class ClippedGradient:
             with generators.forked(self._device), torch.no_grad():
                 losses(module, {name: tensor[:1] for name, tensor in batch.items()})
             self._settled = True
-        if draws.python is None:
-            draws.save()
+        draws.begun = True
         before = self._unchanged.contents()
         found = record_gradients(module, self._parameters, batch, losses, draws.restore, obstacle.alone)
         self._unchanged.check_contents(before)
@@ -344,10 +342,9 @@ class ClippedGradient:
         book.tidy()
         autocast = torch.is_autocast_enabled(self._device.type)
         kind = (size, module.training, autocast, *(t.shape for t in batch.values()))
-        if draws.python is not None:
+        if draws.begun:
             draws.restore()
-        elif book.volatile or kind not in book.steady:
-            draws.save()
+        draws.begun = True
         tape = self._tape(batch, draws)
         try:
             with torch.autograd.graph.disable_saved_tensors_hooks(_NO_HOOKS), tape:
@@ -364,9 +361,7 @@ class ClippedGradient:
         program = (kind, *tape.program)
         if program not in book.compared:
             book.compared[program] = self._compared(batch, losses, tape.program, draws)
-        if draws.shared is None:
-            draws.shared = book.compared[program]
-        book.volatile |= book.steady.setdefault(kind, program) != program
+        draws.share(tape.paths, tape.drawn, book.compared[program])
         return tape, values
 
     def _compared(self, batch: Batch, losses: Losses, program: Sequence[int], draws: Draws) -> list[bool]:
@@ -467,9 +462,11 @@ def at_once(found: Survey, size: int) -> int:
     """As many records as book-keeping can hold in about the memory of a plain step on all `size` of them.
 
     Activations go as the gradients to be kept come: at no time are both there in full. Where one record is
-    computed after another anyway, one at a time takes the least memory and no more time.
+    computed after another anyway, one at a time takes the least memory and no more time. Whether records are
+    ever alone is no matter of `size`: kernels round a record in another way then (see `steady`), and one more
+    of them would have a say in all others' bits.
     """
     if found.obstacle is not None and found.obstacle.alone:
         return 1
-    limit = min(MUCH, max(LITTLE, size * found.plain * 5 // 4))
-    return max(1, limit // max(1, found.plain, found.kept))
+    limit, each = min(MUCH, max(LITTLE, size * found.plain * 5 // 4)), max(1, found.plain, found.kept)
+    return max(2 if 2 * each <= MUCH else 1, limit // each)

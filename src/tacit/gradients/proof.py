@@ -81,8 +81,6 @@ class Book:
         self._numbers: dict[Any, Line] = {}
         self.compared: dict[Any, list[bool]] = {}
         """For each program that was compared: which of its draws all records share."""
-        self.steady: dict[Any, Any] = {}
-        self.volatile = False
 
     def find(self, records: int, func: Any, parts: tuple[Any, ...]) -> Line | None:
         return self._numbers.get((records, func, parts))
@@ -96,7 +94,7 @@ class Book:
     def tidy(self) -> None:
         """Between passes: forget everything where it has become too much."""
         if len(self.lines) > MANY or len(self.compared) > MANY:
-            self.lines, self._numbers, self.compared, self.steady = [], {}, {}, {}
+            self.lines, self._numbers, self.compared = [], {}, {}
 
     def compare(self, one: Sequence[int], size: int, two: Sequence[int], other: int) -> list[bool]:
         """Raise unless two programs, of `size` and of `other` records, are the same; which draws are shared."""  # noqa: E501
@@ -230,17 +228,38 @@ def _differing(
 
 
 class Draws:
-    """Draws of one step that are no record's own: drawn once, and the same for all parts of the batch."""
+    """Draws of one step that are no record's own: drawn once, and the same for all parts of the batch.
+
+    That is, for all records that have decided the same before. Those that have decided otherwise may draw
+    other numbers next, or of another distribution, and the first of them must not draw for the others: which
+    coins a record has, and with whom it shares them, is a matter of its own decisions.
+    """
 
     def __init__(self) -> None:
-        self.outcomes: list[Tensor] = []
-        self.shared: list[bool] | None = None
+        self.outcomes: dict[int, list[Tensor]] = {}
+        """What was drawn after the same decisions, which have a number: 0 where there was none."""
+        self.shared: dict[int, list[bool]] = {}
+        """Of the parts that are done: which of these draws all records share."""
+        self._numbers: dict[tuple[int, Any], int] = {}
         self.python: Any = None
+        self.begun = False
+        """Whether a pass may have drawn something since the generators' state was kept."""
+
+    def after(self, path: int, value: Any) -> int:
+        """The number of these decisions and one more."""
+        return self._numbers.setdefault((path, value), len(self._numbers) + 1)
 
     def forget(self) -> None:
-        """The pass that is under way starts anew: what it drew, if it was the first, is no part's."""
-        if self.shared is None:
-            self.outcomes.clear()
+        """The pass that was under way is none of a part's: what it alone drew was never drawn."""
+        self.outcomes = {path: drawn for path, drawn in self.outcomes.items() if path in self.shared}
+
+    def share(self, paths: Sequence[int], drawn: Sequence[int], shared: Sequence[bool]) -> None:
+        """A part is done. `paths`: its decisions, more and more of them; `drawn`: those before each draw."""
+        new: dict[int, list[bool]] = {path: [] for path in paths if path not in self.shared}
+        for path, one in zip(drawn, shared, strict=True):
+            if path in new:
+                new[path].append(one)
+        self.shared |= new
 
     def save(self) -> None:
         """Keep the state of Python's and numpy's generators, to start every part from."""

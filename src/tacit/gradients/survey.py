@@ -10,6 +10,7 @@ alone: a difference may mean that the proof has a hole, and then records are com
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from tacit.errors import UserError
 from tacit.gradients import generators
+from tacit.gradients.functions import AGREED
 from tacit.gradients.plain import Batch, Losses, batch_size, refuse_shape
 from tacit.gradients.steady import Steadily
 from tacit.gradients.tape import Tape, Unsupported, tensors_in
@@ -62,14 +64,20 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
             if tensor.is_floating_point():
                 tensor[1] = float("nan")
 
-        def run(batch: Batch) -> Tensor:
+        def run(batch: Batch, decisions: Decisions | None = None) -> Tensor:
             generators.set_state(state, device)  # the same draws each time
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002
-            with torch.no_grad():
+            with torch.no_grad(), decisions or nullcontext():
                 found = losses(module, batch)
             refuse_shape(found, 2)
             return found
+
+        def mixes() -> bool:
+            """Whether it is not for what both records together decide, which is told apart later."""
+            taken = Decisions()
+            first = run(pair, taken)[0]
+            return not _alike(first, run(changed, taken.again())[0])
 
         first = run(pair)[0]
         try:
@@ -77,7 +85,7 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
         except RuntimeError:  # a decomposition, or a draw, of which nan is no argument
             changed = twice
             second = run(changed)[0]
-        if not allclose(first, second, rtol=1e-3, atol=1e-5, equal_nan=True):
+        if not _alike(first, second) and mixes():
             culprit = _first_to_mix(module, lambda: run(pair), lambda: run(changed))
             raise UserError(
                 f"{culprit} mixes the records of a batch, so no record's gradient can be bounded; "
@@ -96,6 +104,35 @@ def survey(module: nn.Module, pair: Batch, losses: Losses, tape: Callable[[Batch
         finally:
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+class Decisions(TorchFunctionMode):
+    """What a pass found of all its records together where code may branch on it; and the same `again`.
+
+    Such a model does with each record what it would do with that one alone (`Tape` sees to it). Were it
+    refused, a record that decides otherwise than the first one would end a run, and tell of itself.
+    """
+
+    def __init__(self, taken: Sequence[Tensor] | None = None) -> None:
+        super().__init__()
+        self._taken: list[Tensor] = []
+        self._left = None if taken is None else deque(taken)
+
+    def again(self) -> Decisions:
+        return Decisions(self._taken)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func not in AGREED or len(args) != 1 or kwargs:
+            return found
+        if self._left:
+            return self._left.popleft()
+        self._taken.append(found)
+        return found
 
 
 def _trial(module: nn.Module, pair: Batch, losses: Losses, tape: Tape) -> tuple[int, int]:

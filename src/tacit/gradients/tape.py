@@ -93,13 +93,15 @@ class Tape(TorchFunctionMode):
         self._rules, self._known = rules, known
         self._book = Book() if book is None else book
         self._draws, self._replay, self._drawn = draws or Draws(), replay, 0
+        self.drawn: list[int] = []
+        """What had been decided before each draw that is no record's own (see `Draws`)."""
         self._seeds = generators.seeds(self._device) if replay else None
         self._token = Token(self.refuse)
         teach_transformers()
         self._marks: dict[tuple[str, bool], Mark] = {}
         self._obstacle: Unsupported | None = None
-        self.decided = False
-        """Whether records have had a say in what is computed."""
+        self.paths = [0]
+        """What records have decided about the program so far: nothing at first, then more and more."""
         self._written: dict[int, int] = {}
         self._coined: dict[int, torch.UntypedStorage] = {}
         """Memory that random numbers were written into; held, so that nothing else comes to stand there."""
@@ -412,49 +414,65 @@ class Tape(TorchFunctionMode):
 
     def _agreed(self, func: Any, tensor: Tensor, axes: str) -> Tensor:
         """A reduction of everything: a constant if every record by itself has the same, as it then would alone."""  # noqa: E501
-        self.decided = True
         each = tensor.movedim(axes.index("R"), 0).reshape(self.records, -1)
         name = func.__name__
         values = (
             getattr(each, name)(1) if name in ("all", "any", "amax", "amin") else getattr(each, "a" + name)(1)
         )
-        if not bool((values == values[0]).all()):
-            groups: dict[Any, list[int]] = {}
-            for place, value in enumerate(values.tolist()):
-                groups.setdefault(value if value == value else "nan", []).append(place)
-            if len(groups) > 1:  # all may be no numbers, and agree
-                reason = f"{function_name(func)} (data leaves torch, and differs between records)"
-                raise Differs(reason, list(groups.values()))
+        groups: dict[Any, list[int]] = {}
+        for place, value in enumerate(values.tolist()):
+            groups.setdefault(value if value == value else "nan", []).append(place)
+        self.paths.append(self._draws.after(self.paths[-1], next(iter(groups))))
+        self._drawn = 0
+        if len(groups) > 1:
+            reason = f"{function_name(func)} (data leaves torch, and differs between records)"
+            raise Differs(reason, list(groups.values()))
         out: Tensor = func(tensor)
         self._tag(out, "")
         return out
 
     # ---- draws that no record owns ---------------------------------------------------------------------
 
+    @property
+    def decided(self) -> bool:
+        """Whether records have had a say in what is computed."""
+        return len(self.paths) > 1
+
     def _again(self, line: Line) -> bool:
         """Whether the next draw has been made before, for other parts of the same batch."""
-        i, draws = self._drawn, self._draws
+        i, path, draws = self._drawn, self.paths[-1], self._draws
         if self._replay:
-            return i < len(draws.outcomes) and [tuple(draws.outcomes[i].shape)] == line.shapes
-        if draws.shared is None:
+            drawn = draws.outcomes.get(path, [])
+            return i < len(drawn) and [tuple(drawn[i].shape)] == line.shapes
+        if path not in draws.shared:
             return False
-        if i >= len(draws.shared):
+        if i >= len(draws.shared[path]):
             raise Unsupported(
                 "a model that draws another number of random numbers for another part of a batch"
             )
-        return draws.shared[i]
+        return draws.shared[path][i]
+
+    def _outcome(self) -> Tensor:
+        return self._draws.outcomes[self.paths[-1]][self._drawn]
 
     def _drawn_before(self, line: Line, args: tuple[Any, ...]) -> Tensor:
-        outcome = self._draws.outcomes[self._drawn]
-        self._drawn += 1
+        outcome = self._outcome()
+        self._went_on()
         return args[0].copy_(outcome) if line.written else outcome.clone()
 
     def _draw(self, line: Line, out: Any, fresh: bool) -> None:
-        if fresh and (self._replay or self._draws.shared is not None) and self._again(line):
-            out.data.copy_(self._draws.outcomes[self._drawn])  # by `data`: not a write that needs to be seen
-        if not self._replay and self._draws.shared is None:
+        path = self.paths[-1]
+        known = self._replay or path in self._draws.shared
+        if fresh and known and self._again(line):
+            out.data.copy_(self._outcome())  # by `data`: not a write that needs to be seen
+        if not known:
             drawn = tensors_in(out)
-            self._draws.outcomes.append(drawn[0].detach().clone() if drawn else torch.empty(0))
+            outcome = drawn[0].detach().clone() if drawn else torch.empty(0)
+            self._draws.outcomes.setdefault(path, []).append(outcome)
+        self._went_on()
+
+    def _went_on(self) -> None:
+        self.drawn.append(self.paths[-1])
         self._drawn += 1
 
     def _core(
