@@ -396,6 +396,6 @@ NOT_COVERED = (
     "lineage.json the names of users and hashes of their records, by which anyone can ask whether a record "
     "was there, and hashes of all records in the ledger and in objects.json; an export has none of these",
     "a client's code that failed, or took its process with it: that it did is seen, whatever data it was on",
-    "how long anything takes",
+    "how long anything takes, and what the log says of why gradients are computed record by record",
 )
 """What no mechanism here covers. The model's starting point is in the ledger: see its carried charges."""
