@@ -72,7 +72,7 @@ class ForkServer:
         return self._process.poll() is not None
 
     def start(self, pipe: Connection[Any, Any], fds: Iterable[int]) -> Forked | None:
-        """Fork a worker at the other end of `pipe` that keeps these open files; None if forking is unsound."""
+        """Fork a worker at the other end of `pipe` that keeps these open files; None if a fork is unsound."""
         if not self._say("start", sorted(self._fds - set(fds))):
             return None
         with suppress(OSError):
