@@ -51,10 +51,10 @@ class Order:
 
 @section
 class Tune:
-    """Local fine-tuning for the client's own use (the -FT methods): epochs of SGD over all parameters.
+    """Local fine-tuning for a client itself (the -FT methods): epochs of SGD over all parameters.
 
-    Nothing of the result is sent. The defaults are ours: paper 002 says only that the server's model is
-    fine-tuned locally.
+    Nothing of it is sent. The defaults are ours: paper 002 says only that the server's model is fine-tuned
+    locally.
     """
 
     epochs: PositiveInt = 2
