@@ -1,4 +1,4 @@
-"""Data: sources, partitions, populations and batches. Knows numpy, and torch only as the form of a batch."""
+"""Data: sources, partitions, populations and batches. Uses numpy; torch only for the tensors of a batch."""
 
 from typing import TYPE_CHECKING
 
