@@ -24,8 +24,7 @@ used. Above it, only RDP is used if there are so many events that their rounding
 """
 
 LARGEST_STEP = 512.0
-"""The widest grid step: on a wider grid, losses overflow eˣ. ε is in the millions there, and RDP bounds it.
-"""
+"""The widest grid step: on a wider grid, losses overflow eˣ. ε is in the millions there; RDP bounds it."""
 
 SMALLEST_STEP = 1e-18
 """The finest grid step: with so much noise that one loss is smaller, it is lost in the rounding of 1; RDP
