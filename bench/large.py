@@ -7,10 +7,10 @@
 Speed: RoBERTa-base from its config with LoRA (rank 16, query and value), 16 texts of 128 tokens. Ours is a
 whole run with example-level privacy (DP-FedAdamW: Poisson batches, clipping, secret noise, ledger, release,
 checkpoint). The other is the usual loop with transformers, peft and AdamW, without privacy. Both use the
-model's dropout. They take turns in one process, and the best round of each counts. Memory: the peak of
-resident memory, each in its own process. Server: one round of a full RoBERTa-base without its clients, in
-vectors of the model's size, including the model itself; and a LAMB step at the size of paper 003's speech
-model.
+model's dropout. They take turns in one process, and the best round of each counts.
+Memory: the peak of resident memory, each in its own process.
+Server: one round of a full RoBERTa-base without its clients, in vectors of the model's size, including the
+model itself; and a LAMB step at the size of paper 003's speech model.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ seed of 31 bits.
 `csprng` therefore replaces torch's CPU kernels for `bernoulli_` (dropout, stochastic depth), `uniform_`,
 `normal_` and `exponential_`, and everything built on them. Each call draws a nonce of 252 bits from torch's
 generator; its numbers are the stream of AES-256 in counter mode under the key SHA-256(secret, nonce). Code
-that saves torch's random state and restores it gets the same numbers again, as usual; code without that state
-does not. Random changes to records (`SecretPlaces`) use such a stream, too.
+that saves torch's random state and restores it gets the same numbers again, as usual; nobody can get them
+without the secret. Random changes to records (`SecretPlaces`) use such a stream, too.
 
 *Assumption*: AES-256 and SHA-256 under a secret key cannot be distinguished from random functions. *Not
 covered*: the rarer `randint`, `randperm` and `multinomial`, which draw from the Mersenne Twister itself (its

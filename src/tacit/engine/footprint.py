@@ -278,10 +278,10 @@ def clipped_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, on
     """The most memory that a clipped gradient of `batch` adds; `one`: what a plain step on a single record
     adds.
 
-    Batches are cut into parts that fit in the room of a plain step, or into single records. The isolation
-    test of the first step holds the gradients of up to three records, plus one more, where gradients are
-    computed record by record. Otherwise it holds their sum and what is kept of three records, and then two
-    sums; see `tacit.gradients`.
+    Batches are cut into parts that fit in the room of a plain step, or into single records. The experiment of
+    the first step holds the gradients of up to three records, plus one more, where gradients are computed
+    record by record. Otherwise it holds their sum and what is kept of three records, and then two sums; see
+    `tacit.gradients`.
     """
     records, trained = batch_size(batch), 4 * flat.values.numel()
     rest = max(0, one - trained)

@@ -1,9 +1,9 @@
 """A process that imports torch and the model's libraries once, and from which every worker is forked.
 
 Importing torch takes two seconds of a core; transformers with peft take five more. With this server the run
-pays that once, not once for each worker, and the workers share the libraries' memory. The server runs `python
--P` with a clean path, as a fresh worker does. It ends when its pipe is closed or its parent dies, and its
-workers end with it.
+pays that once, not once for each worker, and the workers share the libraries' memory. The server runs under
+`python -P` with a clean path, as a fresh worker does. It ends when its pipe is closed or its parent dies, and
+its workers end with it.
 
 A fork is sound if the child needs no thread but the one that forked. So the server computes nothing, draws no
 random number, reads no user's code, and counts its threads before each fork. With more than one thread it

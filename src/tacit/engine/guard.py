@@ -1,11 +1,11 @@
 """A guard between a client's code and the server: what the client sees, and what is accepted from it.
 
-A client's code is not trusted. It gets the round's message as vectors that belong to the worker, never the
-server's own. After each client these are compared bit for bit with the server's. A client that wrote to them
-(in place, through `.data` or through `.numpy()`) is named, and neither the server nor the next client ever
-sees what it wrote. What the client sends is copied before it is measured. Vectors that share memory with each
-other or with the message, or that one of the client's threads still writes to, are therefore bounded as they
-were at that moment.
+A client's code comes from somebody else. It gets the round's message as vectors that belong to the worker,
+never the server's own. After each client these are compared bit for bit with the server's. A client that
+wrote to them (in place, through `.data` or through `.numpy()`) is named, and neither the server nor the next
+client ever sees what it wrote. What the client sends is copied before it is measured. Vectors that share
+memory with each other or with the message, or that one of the client's threads still writes to, are therefore
+bounded as they were at that moment.
 
 This does not stop code that searches the process for objects that it was not given (`gc`, `ctypes`). If you
 do not trust the code itself, run each client in a process of its own.
