@@ -1,10 +1,10 @@
-"""Sound runs with canaries, again and again: how often does the audit cry wolf?
+"""Sound runs with canaries, many times over: how often does the audit raise a false alarm?
 
-`python bench/audits.py 200` audits so many small sound runs, with fresh entropy and another seed each, and
-counts the claims that were refuted, of runs and of mechanisms alone. Kinds take turns: both units, three
-mechanisms, Poisson and fixed cohorts, three clips, three methods. So do three noise multipliers: with 2 a
-bound has far to go to the claim, with 200 so little is claimed that any luck of the guesser's is an alarm.
-At 95 % confidence no more than one in twenty may be. `docs/audit.md` has the counts.
+`python bench/audits.py 200` audits this many small sound runs, each with fresh entropy and another seed, and
+counts the refuted claims, of runs and of mechanisms alone. Kinds take turns: both units, three mechanisms,
+Poisson and fixed cohorts, three clips, three methods, and three noise multipliers. With noise 2 a bound is
+far below the claim; with 200 so little is claimed that any lucky guess is an alarm. At 95 % confidence, at
+most one claim in twenty may be refuted. `docs/audit.md` has the counts.
 """
 
 from __future__ import annotations

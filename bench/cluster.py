@@ -1,11 +1,12 @@
-"""What a lost worker costs the Ray engine, and which bytes a round moves between machines; needs tacit[ray].
+"""The cost of a lost worker for the Ray engine, and the bytes that a round moves between machines; needs
+tacit[ray].
 
     python bench/cluster.py recovery                    two local workers on the CNN, one killed five times
     python bench/cluster.py bytes                       255M parameters, a worker on another machine
     python bench/cluster.py bytes --parameters 16e6 --workers 2 --clients 8
 
-The other machine is a node of `ray.cluster_utils`, with an object store of its own, so vectors cross the
-loopback interface, which is counted in a network namespace where nobody else uses it (`unshare`, as root).
+The other machine is a node of `ray.cluster_utils` with its own object store, so vectors cross the loopback
+interface. They are counted in a network namespace that nothing else uses (`unshare`, as root).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The simulators that `bench/simulation.py` compares, each at its best on the same workload.
 
-Every contender is a process of its own that trains round after round. Between two rounds it asks `Turns`
-for leave to go on, so that the benchmark can let them run in alternation on a machine that may be busy.
+Every contender is a separate process that trains round after round. Between two rounds it asks `Turns` for
+permission to continue, so the benchmark can alternate them on a machine that may be busy.
 
 The workload: 1000 clients of 50 records, cohorts of 50, one local epoch of batches of 10, SGD. The records
 are random pixels, because speed does not depend on what a picture shows.

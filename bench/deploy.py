@@ -1,11 +1,11 @@
-"""A large vector between real clients: 256 MB there and back over TLS on loopback, and what it takes.
+"""A large vector between real clients: 256 MB there and back over TLS on loopback, and its cost.
 
     python bench/deploy.py                        two clients, two rounds of FedAvg without privacy
     python bench/deploy.py --privacy client       uploads as whole numbers, in 4 bytes each
     python bench/deploy.py --megabytes 16
 
-For each process, the peak of its resident memory beyond that of the same run with a vector of 32 kB, in
-vectors; and the processor time of the whole.
+For each process, prints its peak resident memory beyond that of the same run with a vector of 32 kB, in
+vectors; and the processor time of the whole run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How fast the Ray engine is next to the pool: `python bench/engines.py [PYTHON]`; it needs tacit[ray].
+"""Speed of the Ray engine relative to the pool: `python bench/engines.py [PYTHON]`; it needs tacit[ray].
 
-Two workers each, on the workload of `simulation.py`, in turns. Flower's simulation wants another Ray: give
-the interpreter of the benchmarks' environment (`.venv-bench/bin/python`, which `make bench` sets up) to have
-it in the same table. Ray polls while it waits, also in the pool's turns: that costs the pool a little.
+Two workers each, on the workload of `simulation.py`, in turns. Flower's simulation needs another version of
+Ray: to include it in the table, give the interpreter of the benchmarks' environment
+(`.venv-bench/bin/python`, which `make bench` sets up). Ray polls while it waits, also during the pool's
+turns, which costs the pool a little.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""`tacit fit` beside what processes then have needed: a worker's and the server's peak of memory.
+"""`tacit fit` compared with the real peak memory of a worker and of the server.
 
     python bench/fit.py                       every case; about half an hour on one core
     python bench/fit.py --only resnet18 vit   those whose name has one of these words
     python bench/fit.py --list
 
-Two measurements, each in processes of their own:
+Two measurements, each in separate processes:
 
-- *allocated*: the C library is told to give every block of 64 KB and more a mapping of its own, which goes
-  back when it is freed. The peak of resident memory then is that of what was in use, which `fit` counts.
-- *resident*: as tacit runs. The heap keeps what lies between blocks in use, by luck more or less.
+- *allocated*: the C library is told to give every block of 64 KB and more its own mapping, which is returned
+  when the block is freed. The peak of resident memory is then that of the memory in use, which `fit` counts.
+- *resident*: as tacit runs. The heap keeps gaps between blocks in use; how many is partly luck.
 
-A process first does the same with batches of two records, so that libraries have what they keep, and gives
-back what was freed. A worker trains two clients; the server runs two rounds with one worker process, and is
-measured where what it holds differs: not again for each way to train. Records are made up; the weights of
-`minilm` and `smollm2-135m` come from the package registries.
+A process first does the same with batches of two records, so that libraries have allocated what they keep,
+and then returns freed memory. A worker trains two clients. The server runs two rounds with one worker
+process; it is not measured again for each way to train, only where it holds different data. Records are made
+up; the weights of `minilm` and `smollm2-135m` come from the package registries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Private steps beside plain ones, and beside Opacus and opake: time and memory as multiples of a plain step.
+"""Private steps compared with plain ones, and with Opacus and opake: time and memory as multiples of a plain
+step.
 
     python bench/gradients.py                      every model; about fifteen minutes on two quiet cores
     python bench/gradients.py --models cnn vit_tiny --rounds 7
@@ -6,14 +7,14 @@
 
 A plain step is a forward pass, a backward pass and SGD's update. A private step is the sum of clipped
 gradients, its noise, and the same update. Ours adds the noise of a run: a rounded Gaussian on a grid, from
-the cipher; the others add torch's normal numbers, as they do by default.
+the cipher. The others add torch's normal numbers, as they do by default.
 
-Time: all methods take turns in one process, and the best of several rounds counts. Memory: each method
-runs three steps in a process of its own; the figure is the peak of its resident memory (VmHWM) above
-what was resident before the first step, with model, flat vectors and batch loaded, and the libraries that a
-method loads at its first use (the last line says how much ours are: torch's rules for tensors without data).
-Each method's first step is among the three, with all that ours finds out in it. All methods alike run with
-the allocator's setting of tacit's workers, which keeps freed memory for the next step.
+Time: all methods take turns in one process, and the best of several rounds counts. Memory: each method runs
+three steps in its own process. The figure is the peak resident memory (VmHWM) above what was resident before
+the first step. By then the model, the flat vectors and the batch are loaded, and so are the libraries that a
+method loads at its first use (the last line gives the size of ours: torch's rules for tensors without data).
+The three steps include each method's first one, with everything that ours finds out in it. All methods run
+with the allocator setting of tacit's workers, which keeps freed memory for the next step.
 """
 
 from __future__ import annotations

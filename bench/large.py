@@ -1,4 +1,4 @@
-"""Large models: a private federated round beside a bare fine-tuning loop, and what the server needs.
+"""Large models: a private federated round compared with a bare fine-tuning loop, and the server's needs.
 
     python bench/large.py                 everything; about ten minutes on two quiet cores
     python bench/large.py --only speed --rounds 9
@@ -6,11 +6,11 @@
 
 Speed: RoBERTa-base from its config with LoRA (rank 16, query and value), 16 texts of 128 tokens. Ours is a
 whole run with example-level privacy (DP-FedAdamW: Poisson batches, clipping, secret noise, ledger, release,
-checkpoint); the other is the loop one would write with transformers, peft and AdamW, without privacy. Both
-have the model's dropout. They take turns in one process, and the best round of each counts.
-Memory: each in a process of its own, the peak of resident memory.
-Server: one round of a full RoBERTa-base without its clients, in vectors of the model's size, the model itself
-among them; and a LAMB step at the size of paper 003's speech model.
+checkpoint). The other is the usual loop with transformers, peft and AdamW, without privacy. Both use the
+model's dropout. They take turns in one process, and the best round of each counts.
+Memory: the peak of resident memory, each in its own process.
+Server: one round of a full RoBERTa-base without its clients, in vectors of the model's size, including the
+model itself; and a LAMB step at the size of paper 003's speech model.
 """
 
 from __future__ import annotations

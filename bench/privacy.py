@@ -1,6 +1,6 @@
-"""How fast planning and releasing are: `python bench/privacy.py`.
+"""Speed of planning and releasing: `python bench/privacy.py`.
 
-Goals: planning 100,000 rounds under 1 s with either accountant; solving for the noise under 5 s; releasing a
+Goals: plan 100,000 rounds in under 1 s with either accountant; solve for the noise in under 5 s; release a
 sum of 255 million coordinates (exact noise, divided, as float32) in 10 s on one core. Times are the best of
 several interleaved repeats.
 """

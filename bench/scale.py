@@ -1,9 +1,9 @@
-"""A million clients a day: how many machines, which bytes, and what the scheduler loses.
+"""A million clients a day: how many machines, how many bytes, and the scheduler's overhead.
 
-`python bench/scale.py` measures what clients of two small models cost on this processor (one thread,
-processor time), then plays rounds through the Ray engine's scheduling: shards in order to whoever is free
-first, no more than `AHEAD` for each worker beyond the one that is added next, sums through the one network
-card of the machine that adds them. Clients' sizes and machines' speeds are drawn from log-normal
+`python bench/scale.py` measures the cost of clients of two small models on this processor (one thread,
+processor time). It then simulates rounds with the Ray engine's scheduling: shards go in order to the first
+free worker, at most `AHEAD` for each worker beyond the next one to add, and sums go through the single
+network card of the machine that adds them. Clients' sizes and machines' speeds are drawn from log-normal
 distributions. `docs/scale.md` has its table.
 """
 

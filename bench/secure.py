@@ -1,10 +1,11 @@
-"""What secure aggregation costs: CPU seconds and bytes of one client and of the server, in one thread.
+"""The cost of secure aggregation: CPU seconds and bytes of one client and of the server, in one thread.
 
     python bench/secure.py                         a million coordinates, cohorts of 100 and 1000; minutes
     python bench/secure.py --cohorts 20 --coordinates 100000
 
-One client is played in full; of the others, what it takes to give it messages. The server's part is measured
-for a few clients and multiplied by the cohort. Processor time, so that a busy machine does not count.
+One client is simulated in full; the others only as far as needed to send it messages. The server's part is
+measured for a few clients and multiplied by the cohort. Processor time is measured, so a busy machine does
+not matter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How fast this simulates a federation, next to a hand-written loop, pfl and Flower: `make bench`.
+"""Speed of simulating a federation, relative to a hand-written loop, pfl and Flower: `make bench`.
 
-Prints ratios measured in one run. Contenders (see `contenders.py`) wait in processes of their own and take
-turns of a second or so; each one's best turn counts, so that what else the machine does matters little.
-Flower runs after the others, because its runtime keeps polling while it waits.
+Prints ratios measured in one run. Contenders (see `contenders.py`) wait in their own processes and take turns
+of about a second. Each one's best turn counts, so other work on the machine matters little. Flower runs after
+the others, because its runtime keeps polling while it waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One federated round of the full-size recogniser: `python bench/speech.py`.
 
 Paper 003's 255M model, two clients of one step each (some seconds of sound), client-level privacy with
-per-layer clipping, and LAMB on the server. Prints the round's time, the peak memory of the process, and what
-the layer statistics cost (goal: at most 2 % of a round). Sound is random: nothing is learnt, only timed.
+per-layer clipping, and LAMB on the server. Prints the round's time, the peak memory of the process, and the
+cost of the layer statistics (goal: at most 2 % of a round). The sound is random: nothing is learnt.
 """
 
 from __future__ import annotations

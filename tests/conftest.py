@@ -1,4 +1,4 @@
-"""Small federations that train in a blink."""
+"""Small federations that train within a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The benchmarks can still be run: their pins suit us and the peers, and the names they import exist."""
+"""The benchmarks can still run: their pins fit tacit and the other libraries, and the names they import
+exist.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is public says what it takes, what it gives back and what it refuses."""
+"""The docstrings of the public API say what it takes, what it returns and what it refuses."""
 
 from __future__ import annotations
 

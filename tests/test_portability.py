@@ -1,6 +1,7 @@
-"""Windows imports, plans and runs in one process, and says in a line what it has not; macOS does all of it.
+"""Windows can import, plan and run in one process, and says in a line what it lacks; macOS can do everything.
 
-Neither is at hand: a process that has lost what they lack stands in for them (`support/systems.py`).
+Neither system is available here, so a process without their missing features stands in for them
+(`support/systems.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams are told apart by every part of their name."""
+"""Streams differ if any part of their names differs."""
 
 from __future__ import annotations
 

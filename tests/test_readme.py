@@ -1,4 +1,4 @@
-"""The README's Python runs, and its config is the quickstart's; `tests/docs` has its links and commands."""
+"""The README's Python runs, and its config is the quickstart's; `tests/docs` covers links and commands."""
 
 from __future__ import annotations
 

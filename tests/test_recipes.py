@@ -1,4 +1,4 @@
-"""Every recipe loads, names things that exist, plays, and keeps the structure of its twin; the index agrees
+"""Every recipe loads, names things that exist, runs, and keeps the structure of its twin; the index agrees
 with them.
 """
 

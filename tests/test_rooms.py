@@ -1,4 +1,4 @@
-"""The architecture: each room may know the rooms before it, never one after it."""
+"""The architecture: each room may import the rooms before it, never one after it."""
 
 from __future__ import annotations
 

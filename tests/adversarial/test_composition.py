@@ -1,7 +1,8 @@
-"""Charges belong to data: every way to lose one between two runs, tried.
+"""Charges belong to data: tries every way to lose a charge between two runs.
 
-A hostile user would split a run in two, start from its own earlier model, move files about, copy a folder and
-go on with both, or change the data between run and resume. Each is either counted in full or refused.
+A hostile user would split a run in two, start from an earlier model of the same run, move files about, copy a
+folder and continue both copies, or change the data between run and resume. Each attempt is either counted in
+full or refused.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The noise, attacked through its bits by someone who knows everything but one unit.
+"""Attacks the noise through its bits; the attacker knows everything except one unit.
 
-float32 normals of the usual kind are Box–Muller on 24-bit uniforms: in each block of 16 numbers, those at j
-and j + 8 satisfy r² = −2 ln(k·2⁻²⁴) for a whole number k. Whoever knows the rest of a sum computes k as if
-the unit were there and as if it were not: it is whole only in the case that is true. The first test shows
-that this attack works; the others, that it is worth no more than a coin against a run.
+Ordinary float32 normals are Box–Muller transforms of 24-bit uniforms: in each block of 16 numbers, those at j
+and j + 8 satisfy r² = −2 ln(k·2⁻²⁴) for a whole number k. An attacker who knows the rest of a sum computes k
+with the unit and without it; k is whole only in the true case. The first test shows that this attack works.
+The others show that against a run it is no better than a coin.
 
-False alarms: 60 guesses of a fair coin are right 11 to 49 times but for 2 in 10 million.
+False alarms: 60 guesses of a fair coin are right 11 to 49 times, except 2 times in 10 million.
 """
 
 from __future__ import annotations

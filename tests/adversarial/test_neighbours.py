@@ -1,9 +1,9 @@
-"""One client more or less changes nothing about the others: what a guarantee for clients rests on.
+"""Adding or removing a client changes nothing for the others: a client-level guarantee depends on that.
 
-The accountant is told that one client moves a sum by the clipping norm. That is so only if everybody else
-sends the same with it and without it. An adversary who knows the seed, the program and all other data asks
-what depends on a client beside its own upload: which records the others train on, in which batches, under
-which masks.
+The accountant assumes that one client moves a sum by at most the clipping norm. That holds only if everybody
+else sends the same with it and without it. An adversary who knows the seed, the program and all other data
+asks what depends on a client besides its own upload: which records the others train on, in which batches,
+under which masks.
 """
 
 from __future__ import annotations

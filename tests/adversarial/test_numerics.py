@@ -1,8 +1,8 @@
-"""How far float32 lets one record move a sum of clipped gradients beyond C: what the noise allows for.
+"""Measures how far float32 lets one record move a sum of clipped gradients beyond C; the noise allows for it.
 
-At example level sums are made by whatever kernels a batch's shape selects, so a record's neighbours change
-the rounding of its part and it of theirs. The mechanism adds `NUMERICAL` = 2⁻⁹ of C to the sensitivity for
-that. Here it is measured, with records that are all clipped (the worst case), by taking one out.
+At example level, a batch's shape selects the kernels that compute its sum, so a record affects the rounding
+of its neighbours' parts, and they affect its own. For that the mechanism adds `NUMERICAL` = 2⁻⁹ of C to the
+sensitivity. Here the effect is measured by removing one record, with all records clipped (the worst case).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Side doors: nothing of a client's data may reach the server, or another client, but by clip, noise, charge.
+"""Side channels: no client's data may reach the server or another client, except clipped, noised and charged.
 
-Each test opens one such door on purpose and looks whether something comes through.
+Each test opens one such channel on purpose and checks whether anything leaks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a method costs: bytes on the wire, and privacy for every gradient it asks for."""
+"""The costs of a method: bytes on the wire, and privacy for every gradient it computes."""
 
 from __future__ import annotations
 

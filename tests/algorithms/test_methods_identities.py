@@ -1,4 +1,4 @@
-"""Where two methods, or a method and its own definition, must be one and the same."""
+"""Identities: cases in which two methods, or a method and its own definition, must agree exactly."""
 
 from __future__ import annotations
 

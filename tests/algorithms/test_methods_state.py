@@ -1,4 +1,4 @@
-"""What a method keeps between rounds: with the client that was not drawn, across a stop, on any engine."""
+"""A method's state between rounds: for clients that are not drawn, across a stop, on every engine."""
 
 from __future__ import annotations
 

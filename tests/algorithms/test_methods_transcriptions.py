@@ -1,4 +1,5 @@
-"""The first rounds of each method against a literal transcription of its formulas (methods_reference.py).
+"""The first rounds of each method, compared with a literal transcription of its formulas
+(methods_reference.py).
 
 The tested side is the whole system: config, preset, engine, privacy, release, server, checkpoint. The other
 side is NumPy in float64. Every vector of the server's state is compared after every round.

@@ -1,4 +1,4 @@
-"""Exported models, loaded back by a process that never imports this package."""
+"""Exported models, loaded by a process that never imports this package."""
 
 from __future__ import annotations
 

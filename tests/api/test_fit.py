@@ -1,4 +1,4 @@
-"""`tacit fit` against what the system says a process has needed."""
+"""`tacit fit` against the memory that the system reports for a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever asks about a run is told of that run's own model."""
+"""Reading a run returns that run's own model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results one can trust: nothing that changes a result or a guarantee happens without a word."""
+"""Trustworthy results: nothing changes a result or a guarantee without a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person types, and what a person sees when it is wrong: one line, exit code 2, no traceback."""
+"""The command line: what a user types, and what a mistake shows: one line, exit code 2, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No traceback, no riddle: every mistake is one line that says what to do."""
+"""No traceback and no riddle: every mistake gives one line that says what to do."""
 
 from __future__ import annotations
 

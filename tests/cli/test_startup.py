@@ -1,4 +1,4 @@
-"""Commands start at once: none imports a large library that it does not use."""
+"""Commands start fast: none imports a large library that it does not use."""
 
 from __future__ import annotations
 

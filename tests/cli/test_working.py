@@ -1,4 +1,4 @@
-"""A person at a terminal is told at once that something goes on; programs and logs read nothing of it."""
+"""A user at a terminal sees at once that work is in progress; programs and logs see none of it."""
 
 from __future__ import annotations
 

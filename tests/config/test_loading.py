@@ -1,4 +1,4 @@
-"""`--set` on sections that are written in short."""
+"""`--set` on sections in short form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of methods: what an algorithm's field declares is what a config may say."""
+"""Options of methods: a config may set what an algorithm's fields declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes inside the package: what a wheel holds, the list of them, and copies that run."""
+"""Recipes in the package: those in a wheel, the list of them, and copies that run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures are changed one by one as the batch would be, in training only, and always the same way again."""
+"""Augmentation: single pictures change as they would in a batch, only in training, and reproducibly."""
 
 from __future__ import annotations
 

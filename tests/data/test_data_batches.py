@@ -1,4 +1,4 @@
-"""Batches: every record once an epoch."""
+"""Batches: every record once per epoch."""
 
 from __future__ import annotations
 

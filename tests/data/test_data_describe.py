@@ -1,4 +1,4 @@
-"""What `tacit data` shows is what the clients hold."""
+"""`tacit data` shows what the clients hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions give every record to exactly one client, with the label mix that was asked for."""
+"""Partitions give every record to exactly one client, with the requested label mix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records come out exactly as they went in, and as the model wants them."""
+"""Records are returned exactly as stored, in the form that the model expects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where data come from: the packaged slice, registries (a pretended one), paths, folders; and refusals."""
+"""Data sources: the packaged slice, registries (simulated), paths, folders; and refusals."""
 
 from __future__ import annotations
 

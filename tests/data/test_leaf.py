@@ -1,4 +1,4 @@
-"""LEAF's files, made here as its scripts write them: each record arrives with its user, or is refused."""
+"""LEAF's files, created here as its scripts write them: each record is read with its user, or refused."""
 
 from __future__ import annotations
 

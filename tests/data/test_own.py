@@ -1,4 +1,4 @@
-"""Data and models that people already have: any object, any table, any class of one's own."""
+"""Users' own data and models: any object, any table, any class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words with a class each, sounds, and polars: data of one's own that is no plain table of numbers."""
+"""Words with a class each, sounds, and polars: users' own data that is not a plain table of numbers."""
 
 from __future__ import annotations
 

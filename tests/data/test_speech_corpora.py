@@ -1,4 +1,4 @@
-"""Corpora of speech: their layouts, what is wrong with their files, and who ends up in which client."""
+"""Speech corpora: their layouts, errors in their files, and which client gets which utterance."""
 
 from __future__ import annotations
 

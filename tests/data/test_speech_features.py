@@ -1,4 +1,4 @@
-"""Log-mel features against an independent implementation, and what padding must not do."""
+"""Log-mel features against an independent implementation, and independence of padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora that are made or fetched here: synthetic voices and recordings. Nothing is downloaded."""
+"""Corpora that tacit makes or fetches: synthetic voices and recordings. Nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts become tokens once, whoever asks and whatever happens; padding changes nothing."""
+"""Texts are tokenized once, whoever asks and whatever fails; padding changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text sets known by name: what is in their packages, how it is split, and what is said without them."""
+"""The text sets known by name: the content of their packages, their splits, and the errors without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record's width is its own: nobody who shares its batch changes what a model is given of it."""
+"""A record's width is its own: other records in its batch do not change what the model gets of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federation of four real clients in one process: both ends as they are, and bytes carried by hand."""
+"""A federation of four real clients in one process: both ends unchanged, with messages passed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server takes for an answer: everything else counts as if its client were away."""
+"""What the server accepts as an answer: anything else counts as if its client were absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public door's sockets: strangers who only stay make room for those who come."""
+"""The public door's sockets: strangers who only stay connected make room for new callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real thing, small: a SuperLink with two doors and three clients, TLS and keys, on loopback."""
+"""A small real federation: a SuperLink with two doors and three clients, TLS and keys, on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's settings against an owner's real records: it learns nothing by what is refused."""
+"""A server's hostile settings against an owner's real records: refusals reveal nothing to it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Kills in the middle of a round, of everybody there is, over a real SuperLink: all come back, the run goes
-on, and nobody is charged for less than left it.
+"""Every party is killed in the middle of a round, over a real SuperLink: all come back, the run continues,
+and nobody is charged for less than was sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An owner's ledgers: one budget for all its federations, whatever happens to disks and clocks."""
+"""An owner's ledgers: one budget for all its federations, whatever fails on disks and clocks."""
 
 from __future__ import annotations
 

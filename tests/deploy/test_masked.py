@@ -1,4 +1,4 @@
-"""Secure aggregation between real clients: what the server hears, who may leave, and a server that lies."""
+"""Secure aggregation between real clients: what the server sees, dropouts, and a server that lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages: what is written is what is read, and nothing else is read at all."""
+"""Messages: reading returns exactly what was written, and nothing else is ever accepted."""
 
 from __future__ import annotations
 

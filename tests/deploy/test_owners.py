@@ -1,5 +1,4 @@
-"""What an owner allows, and nothing else: refused by the client alone, at no cost, whatever the server
-says."""
+"""An owner's policy: the client alone refuses everything else, at no cost, whatever the server says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client fetches of a message, and when: the head, then the body, no further than promised."""
+"""How a client fetches a message: the head, then the body, never more than promised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real clients compute what simulated ones do, bit for bit, also after kills on either side."""
+"""Real clients compute the same as simulated ones, bit for bit, also after kills on either side."""
 
 from __future__ import annotations
 

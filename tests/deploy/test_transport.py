@@ -1,5 +1,4 @@
-"""What the server's loop asks a SuperLink for, and when: no further than the deadline, and nothing is left
-there."""
+"""The server's requests to a SuperLink: none after the deadline, and nothing is left there."""
 
 from __future__ import annotations
 

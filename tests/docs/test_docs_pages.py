@@ -1,4 +1,4 @@
-"""What the documentation shows exists: commands, flags, links, pictures, keys, and Python that runs."""
+"""Everything in the documentation exists: commands, flags, links, pictures, keys, and Python that runs."""
 
 from __future__ import annotations
 

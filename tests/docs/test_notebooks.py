@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, and are kept without what they printed."""
+"""The notebooks run from first cell to last, and are stored without output."""
 
 from __future__ import annotations
 

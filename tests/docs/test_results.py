@@ -1,4 +1,4 @@
-"""The comparisons of docs/results.md: what is kept is not run again, and the page says what the cells say."""
+"""The comparisons in docs/results.md: stored results are not recomputed, and the page agrees with them."""
 
 from __future__ import annotations
 

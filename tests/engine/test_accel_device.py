@@ -1,4 +1,4 @@
-"""The pretended device: it computes as the CPU does, bit for bit, and refuses what a real one would."""
+"""The simulated device: it computes as the CPU does, bit for bit, and refuses what a real one would."""
 
 from __future__ import annotations
 

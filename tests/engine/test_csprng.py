@@ -1,4 +1,6 @@
-"""Masks under a guarantee for examples: the cipher's, and torch's own kernels untouched afterwards."""
+"""Masks under an example-level guarantee come from the cipher, and torch's own kernels are restored
+afterwards.
+"""
 
 from __future__ import annotations
 

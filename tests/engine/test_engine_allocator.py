@@ -1,4 +1,4 @@
-"""Freed memory stays with the process: a step must not pay for pages that the one before it had."""
+"""Freed memory stays with the process: a step must not pay again for the previous step's pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers as forks of a server: what is imported when, who sees what, and when no fork is made."""
+"""Workers as forks of a server: what is imported when, who sees what, and when forking is refused."""
 
 from __future__ import annotations
 

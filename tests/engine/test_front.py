@@ -1,4 +1,4 @@
-"""What frozen first layers make of a record is kept: the same results with it, or it is not used."""
+"""The cached outputs of frozen first layers: either they give the same results, or they are not used."""
 
 from __future__ import annotations
 

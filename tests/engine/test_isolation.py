@@ -1,4 +1,4 @@
-"""Code that leaves something for the next client, or for the next gradient, and does not get away with it."""
+"""Code that leaves something for the next client, or for the next gradient, is caught or undone."""
 
 from __future__ import annotations
 

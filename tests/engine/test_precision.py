@@ -1,4 +1,4 @@
-"""bfloat16 and forgotten activations: what they may change, and what they must not."""
+"""bfloat16 and activation checkpointing: what they may change, and what they must not."""
 
 from __future__ import annotations
 

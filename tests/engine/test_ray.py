@@ -1,7 +1,7 @@
-"""The Ray engine: the same bits as in process, whoever is killed, leaves or joins; and nothing left behind.
+"""The Ray engine: the same bits as in one process, whoever is killed, leaves or joins; and no leftovers.
 
 One cluster serves the whole file: a head with two processors, to which tests add machines. It listens on
-loopback and wants a token, like the ones that a run starts for itself.
+loopback and requires a token, like the clusters that a run starts for itself.
 """
 
 from __future__ import annotations

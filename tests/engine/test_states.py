@@ -1,4 +1,4 @@
-"""Client state: versions of two plays never mix, whoever writes last."""
+"""Client state: versions of two repetitions never mix, whoever writes last."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A fork server: torch and tacit are imported once, and every trial is a fork of this one process.
+"""A fork server: torch and tacit are imported once, and every trial is a fork of this process.
 
-`forked` plays a function in a process of its own and says how that ended. `command` is the `tacit` command in
-this very process: arguments in, exit code and what it said out. Both may be used by tests; the process that
-forks must have one thread (`OMP_NUM_THREADS=1`, and no pool of threads started), else a fork may hang.
+`forked` runs a function in a forked process and says how it ended. `command` runs the `tacit` command in this
+process: arguments in, exit code and output out. Tests may use both. The process that forks must have one
+thread (`OMP_NUM_THREADS=1`, and no thread pool started), or a fork may hang.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inputs that nobody should write: configs, flags, ledgers, metrics, and sealed files of nonsense."""
+"""Nonsense inputs: configs, flags, ledgers, metrics, and sealed files with nonsense inside."""
 
 from __future__ import annotations
 

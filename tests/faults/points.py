@@ -1,4 +1,4 @@
-"""Fault points: every file operation inside a folder is counted, and one of them fails or is the last."""
+"""Fault points: every file operation inside a folder is counted, and one of them fails or is the last one."""
 
 from __future__ import annotations
 

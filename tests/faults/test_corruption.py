@@ -1,4 +1,4 @@
-"""A bit flips in a file of a run: it is noticed, or it changes nothing that counts."""
+"""A bit flips in a file of a run: either this is noticed, or it changes nothing that matters."""
 
 from __future__ import annotations
 

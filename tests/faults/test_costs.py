@@ -1,4 +1,4 @@
-"""What a private round costs beside its training does not grow with the rounds before it."""
+"""The overhead of a private round besides training does not grow with the number of earlier rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's code tries to reach the server, the next client, or past the clip."""
+"""A client's code tries to reach the server or the next client, or to bypass the clip."""
 
 from __future__ import annotations
 

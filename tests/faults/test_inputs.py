@@ -1,4 +1,4 @@
-"""Configs, flags and commands that nobody should write: one line and exit code 2, never a traceback."""
+"""Nonsense configs, flags and commands: one line and exit code 2, never a traceback."""
 
 from __future__ import annotations
 

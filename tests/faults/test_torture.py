@@ -1,4 +1,4 @@
-"""A little of the torture with a fixed seed; `make torture` goes on for an hour."""
+"""A short torture test with a fixed seed; `make torture` runs for an hour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes are killed, stopped, hung and crashed: the round goes on, or ends in one line, saved."""
+"""Worker processes are killed, stopped, hung and crashed: the round continues, or ends in one line, saved."""
 
 from __future__ import annotations
 

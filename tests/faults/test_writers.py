@@ -1,4 +1,4 @@
-"""Several writers at one folder: one works, the others get a line and change nothing."""
+"""Several writers in one folder: one works, the others get an error line and change nothing."""
 
 from __future__ import annotations
 

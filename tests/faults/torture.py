@@ -1,12 +1,12 @@
-"""Break runs for a while, and count: `make torture SECONDS=3600 SEED=1`.
+"""Break runs for a while, and count the failures: `make torture SECONDS=3600 SEED=1`.
 
     python tests/faults/torture.py --seconds 60 --seed 1
 
-torch and tacit are imported once; every run that is attacked is a fork of this process that calls the `tacit`
-command's own entry point. Some are true processes, and some have a pool of workers. After a chain of attacks
-the run must be finished by an ordinary resume, with the model of a run that was left alone (without privacy),
-no charge missing (with it), no traceback, nothing left behind. What does not hold is printed with what it
-takes to do it again (`--again "kills 17" --seed 1`), and makes the exit code 1. Counts come every minute.
+torch and tacit are imported once; every attacked run is a fork of this process that calls the `tacit`
+command's own entry point. Some runs are separate processes, and some have a pool of workers. After a chain of
+attacks, an ordinary resume must finish the run, with the model of an undisturbed run (without privacy), no
+charge missing (with privacy), no traceback, and nothing left behind. Each failure is printed with the command
+to repeat it (`--again "kills 17" --seed 1`), and makes the exit code 1. Counts are printed every minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stopping early, keeping the best, changing a resumed run, other trackers, and runs that are refused."""
+"""Early stopping, keeping the best model, changing a resumed run, other trackers, and refused runs."""
 
 from __future__ import annotations
 

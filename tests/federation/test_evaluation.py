@@ -1,6 +1,4 @@
-"""What a run measures beside the test set: clients' own fine-tuning, the server's train loss, lost
-clients.
-"""
+"""What a run measures besides the test set: clients' fine-tuning, the server's train loss, lost clients."""
 
 from __future__ import annotations
 

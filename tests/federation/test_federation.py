@@ -1,4 +1,4 @@
-"""A federated run is what its pseudo-code says, whoever runs it."""
+"""A federated run does what its pseudo-code says, on every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server optimizer and a sampler passed as objects: recorded, asked for again; nothing free is claimed."""
+"""A server optimizer and a sampler passed as objects: recorded, required again on resume; nothing unproved is
+claimed.
+"""
 
 from __future__ import annotations
 

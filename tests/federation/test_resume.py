@@ -1,4 +1,4 @@
-"""Kill a run at any moment: it resumes to the very model it would have had."""
+"""Kill a run at any moment: after a resume it ends with exactly the model it would have had."""
 
 from __future__ import annotations
 

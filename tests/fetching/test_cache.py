@@ -1,4 +1,4 @@
-"""The cache of what was fetched, and archives that are unpacked into it."""
+"""The cache of downloads, and archives that are unpacked into it."""
 
 from __future__ import annotations
 

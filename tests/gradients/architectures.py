@@ -1,4 +1,4 @@
-"""Thirty-six architectures of transformers, all our models and all tasks: tiny, with uneven records."""
+"""Thirty-six transformers architectures, all our models and all tasks: tiny, with uneven records."""
 
 from __future__ import annotations
 

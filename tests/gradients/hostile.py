@@ -1,4 +1,4 @@
-"""Models and losses that let records touch each other, or try to hide that they do."""
+"""Models and losses that let records affect each other, or try to hide it."""
 
 from __future__ import annotations
 

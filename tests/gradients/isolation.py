@@ -1,4 +1,4 @@
-"""What one record can do to a clipped sum: measured, and compared with a loop over single records."""
+"""The effect of one record on a clipped sum: measured, and compared with a loop over single records."""
 
 from __future__ import annotations
 

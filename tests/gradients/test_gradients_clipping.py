@@ -1,4 +1,4 @@
-"""Bounds, groups, parts of a batch, odd batches, refusals, randomness and the slow road."""
+"""Bounds, groups, parts of a batch, odd batches, refusals, randomness and the record-by-record fallback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No record touches another: every architecture, every trick, random models, coins; or a sentence that refuses."""  # noqa: E501
+"""No record affects another, for every architecture, trick and random model; otherwise it is refused."""
 
 from __future__ import annotations
 

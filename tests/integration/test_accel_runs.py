@@ -1,4 +1,4 @@
-"""Runs on the pretended accelerator: the CPU's very bits, nothing on the wrong device, few copies."""
+"""Runs on the simulated accelerator: the CPU's exact bits, nothing on the wrong device, few copies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One run on trial: sound runs keep below their claim, broken ones do not, and training is left alone.
+"""Audits of single runs: sound runs stay below their claim, broken ones do not, and training is not changed.
 
-Runs are played with fresh entropy. At `SURE` confidence a sound one is refuted once in ten million times;
+Runs use fresh entropy. At `SURE` confidence a sound run is refuted once in ten million times;
 `bench/audits.py` counts how often that happens at 95 %.
 """
 

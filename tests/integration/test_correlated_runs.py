@@ -1,4 +1,4 @@
-"""Runs with correlated noise: a config line, a resume after kill -9, and what a torn round costs."""
+"""Runs with correlated noise: a config line, a resume after kill -9, and the cost of an interrupted round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A frozen base: shared by processes, out of messages and checkpoints, and the same on a resume."""
+"""A frozen base: shared by processes, absent from messages and checkpoints, and the same on a resume."""
 
 from __future__ import annotations
 

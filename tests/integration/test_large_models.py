@@ -1,4 +1,4 @@
-"""Models of transformers by name, config and folder; what is trained of them; a run on texts."""
+"""Models of transformers by name, config and folder; which parts are trained; a run on texts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Records that are no client's: the same ones for every run, of each class alike, and what a model may be
-pre-trained on.
-"""
+"""Public records: the same for every run, an equal share of each class, and fit for pre-training."""
 
 from __future__ import annotations
 

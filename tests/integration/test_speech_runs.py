@@ -1,4 +1,4 @@
-"""Speech through the whole machine: a federation of speakers, batches by seconds, error rates by speaker."""
+"""Speech in the whole system: a federation of speakers, batches by seconds, error rates by speaker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A frozen base in 4 bits: refused where bitsandbytes is missing, else LoRA trains around it."""
+"""A frozen base in 4 bits: refused if bitsandbytes is missing, otherwise LoRA trains on top of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks: sizes the papers print, records that stay apart, seeds that repeat, errors that help."""
+"""The networks: the papers' sizes, independent records, reproducible seeds, helpful errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The CTC transformer: the paper's sizes, utterances that stay apart, masks and positions that only train."""
+"""The CTC transformer: the paper's sizes, independent utterances, masks and positions active only in
+training.
+"""
 
 from __future__ import annotations
 

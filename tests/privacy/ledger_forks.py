@@ -1,4 +1,4 @@
-"""Rivals and kills around a ledger, in forks of a process that has imported little; see `test_ledger.py`."""
+"""Rival processes and kills around a ledger, in forks of a process with few imports; see `test_ledger.py`."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Noise that is drawn ahead is the noise that would have been drawn, and is used once."""
+"""Noise that is drawn ahead equals the noise that would have been drawn later, and is used once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The audit: its bounds hold, sound mechanisms pass, and each thing that can be broken is caught.
+"""The audit: its bounds hold, sound mechanisms pass, and every defect that we plant is caught.
 
-Audits draw fresh entropy, so whatever is said of one may fail by chance, for less than 1e-6 of all runs: by
+Audits draw fresh entropy, so any assertion about one may fail by chance, in less than 1e-6 of all runs: by
 theorem where nothing may be refuted (`SURE`), by the spread of simulated audits where something must be.
 """
 

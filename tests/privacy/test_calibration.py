@@ -1,4 +1,4 @@
-"""Planning: answers are the best that keep the promise, and the command's interface."""
+"""Planning: answers are the best ones that keep the guarantee; and the command's interface."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Correlated noise as a mechanism: who takes part, what is charged, what is released and remembered."""
+"""Correlated noise as a mechanism: who takes part, what is charged, what is released and stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise and coins, by statistics and by proof. False alarms: 1e-6 a test, unless it says otherwise."""
+"""Noise and random bits, by statistics and by proof. False alarms: 1e-6 a test, unless stated otherwise."""
 
 import math
 from collections.abc import Iterator

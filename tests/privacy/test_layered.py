@@ -1,5 +1,5 @@
 """Noise by layer: its charge by an independent formula, by brute force and by an adversary; its scale by
-statistics; what is refused; and one run from config to statement.
+statistics; refusals; and one run from config to statement.
 """
 
 from __future__ import annotations

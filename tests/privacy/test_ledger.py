@@ -1,4 +1,4 @@
-"""The ledger under crashes, damage, rivals and copies; totals per client against brute force."""
+"""The ledger under crashes, damage, rival processes and copies; totals per client against brute force."""
 
 import json
 import math

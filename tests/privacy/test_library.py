@@ -1,4 +1,4 @@
-"""dp_accounting with stand-ins for scipy's slow parts: the same bits, and nobody else sees them."""
+"""dp_accounting with substitutes for scipy's slow parts: the same bits, and no effect on other code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correlated noise against another library's: opake-dpftrl's sensitivities, inverses, noise and optimizer."""
+"""Correlated noise against another library: opake-dpftrl's sensitivities, inverses, noise and optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mechanisms: refusals, agreement of draw, noise and charge, adaptive clipping, the statement."""
+"""Mechanisms: refusals, consistency of sampling, noise and charge, adaptive clipping, the statement."""
 
 import json
 import math

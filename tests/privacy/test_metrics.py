@@ -1,4 +1,4 @@
-"""Private metrics: what one client can move, what it costs together with the update, and what comes out."""
+"""Private metrics: what one client can change, what they cost together with the update, and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No ε that a person reads is smaller than the number it stands for."""
+"""No printed ε is smaller than its exact value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans side by side: every cell is the plan one would have asked for, and drop-out's noise adds up."""
+"""Plans side by side: every cell equals the separate plan, and the noise under dropout adds up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curvature by block against the Hessian written out, and drift of clients against a transcription."""
+"""Curvature by block against an explicit Hessian, and drift of clients against a transcription."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on a run: what it says without a browser, and what it does in one."""
+"""The page on a run: what it says without a browser, and how it works in one."""
 
 from __future__ import annotations
 

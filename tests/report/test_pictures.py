@@ -1,4 +1,4 @@
-"""Pictures say what they show: names, whole rounds, and numbers that nothing covers."""
+"""Pictures are labelled: names, whole rounds, and numbers that nothing covers."""
 
 from __future__ import annotations
 

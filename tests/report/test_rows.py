@@ -1,4 +1,4 @@
-"""A table's rows: runs are merged if their seed is all that differs, and named by whatever else does."""
+"""A table's rows: runs are merged if they differ only in the seed, and named by all other differences."""
 
 from __future__ import annotations
 

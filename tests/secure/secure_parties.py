@@ -1,4 +1,4 @@
-"""Clients and a server of secure aggregation for tests, and a round that any of them may leave."""
+"""Clients and a server of secure aggregation for tests, and a round in which any client may drop out."""
 
 from __future__ import annotations
 

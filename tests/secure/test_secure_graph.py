@@ -1,4 +1,4 @@
-"""Graphs of large cohorts: degrees, connections, and the probabilities that they were chosen by."""
+"""Graphs of large cohorts: degrees, connectivity, and the probabilities that determined them."""
 
 from __future__ import annotations
 

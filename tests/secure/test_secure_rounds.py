@@ -1,4 +1,4 @@
-"""Rounds of secure aggregation from beginning to end: dropouts at each stage, wrong shares, lying servers."""
+"""Rounds of secure aggregation from start to end: dropouts at each stage, wrong shares, lying servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server can learn: nothing but the sum. Masks and shares against an independent computation."""
+"""The server can learn nothing but the sum. Masks and shares against an independent computation."""
 
 from __future__ import annotations
 

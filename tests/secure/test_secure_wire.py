@@ -1,4 +1,4 @@
-"""Messages that are not what they should be: fuzzed, cut, extended, of wrong types."""
+"""Malformed messages: fuzzed, cut, extended, of wrong types."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""A device that is not there: `accel`, to test code for accelerators on a machine without one.
+"""A simulated device, `accel`, to test code for accelerators on a machine without one.
 
-`install()` makes `torch.device("accel")` a device like any other. A tensor on it is a plain `torch.Tensor`,
-with views, versions and autograd of torch's own, but its memory belongs to the device: every operation on it
-lands here, is refused if a tensor of the host is mixed in, and is computed by the CPU's kernel in that
-memory. So results are the CPU's bit for bit, and code that forgets to move something fails as on a real
-device.
+`install()` makes `torch.device("accel")` a device like any other. A tensor on it is a plain `torch.Tensor`
+with torch's own views, versions and autograd, but its memory belongs to the device. Every operation on it is
+handled here: it is refused if a host tensor is mixed in, and computed by the CPU's kernel in that memory. So
+results equal the CPU's bit for bit, and code that forgets to move something fails as on a real device.
 
 >>> install()
 >>> x = torch.ones(2, 3, device="accel")
@@ -21,16 +20,16 @@ RuntimeError: aten.mm.out on accel: argument 1 is on the cpu, with shape [3, 2];
 >>> traffic.up, traffic.down, traffic.bytes_down
 (0, 1, 24)
 
-How it works. torch keeps a dispatch key for devices from elsewhere, PrivateUse1, and lets Python stand in for
-their kernels. The storage of a tensor on `accel` points to memory of a host storage that it owns; the kernel
-for everything makes host tensors over the same memory, with the same strides, runs the operation on them, and
-gives what comes out to the device. Operations that only look at memory in another way need nothing of this.
+How it works. torch reserves a dispatch key for external devices, PrivateUse1, and lets Python replace their
+kernels. The storage of a tensor on `accel` points to memory of a host storage that it owns. The catch-all
+kernel makes host tensors over the same memory, with the same strides, runs the operation on them, and moves
+the results to the device. Operations that only view memory differently need none of this.
 
 Stricter than real devices: an index on the host is refused (CUDA copies it). More lenient: random numbers are
-the host's, so that dropout can be compared; one device only; nothing is asynchronous.
+the host's, so dropout can be compared; there is only one device; nothing is asynchronous.
 
-In processes of their own: `environment(folder)` gives variables with which any Python that imports torch has
-the device, by torch's own way of finding devices (entry points of the group `torch.backends`).
+In other processes: `environment(folder)` gives variables with which any Python that imports torch has the
+device, through torch's own way of finding devices (entry points of the group `torch.backends`).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ NAME = "accel"
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _SET: Any = torch.ops.aten.set_.source_Storage_storage_offset
 _libraries: list[Any] = []
-"""Registrations hold as long as their library lives."""
+"""Registrations last as long as their library object."""
 
 
 @dataclass
@@ -69,7 +68,7 @@ _traffic = Traffic()
 
 @contextmanager
 def counting() -> Iterator[Traffic]:
-    """What moves between host and device meanwhile."""
+    """Count copies between host and device inside this context."""
     global _traffic
     before, _traffic = _traffic, Traffic()
     try:
@@ -79,7 +78,7 @@ def counting() -> Iterator[Traffic]:
 
 
 def install() -> None:
-    """Make the device known to torch; once a process, and for as long as it lives."""
+    """Register the device with torch; once per process, for the process's lifetime."""
     if _libraries:
         return
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -96,7 +95,7 @@ def install() -> None:
 
 
 class _Module:
-    """`torch.accel`: what torch asks of a device's module."""
+    """`torch.accel`: the functions that torch expects of a device's module."""
 
     def is_initialized(self) -> bool:
         return True
@@ -121,7 +120,9 @@ class _Module:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This process's variables, and what makes Python find the device whenever it imports torch."""
+    """This process's environment variables, plus those that make Python find the device when it imports
+    torch.
+    """
     about = folder / f"{NAME}_device-1.dist-info"
     about.mkdir(parents=True, exist_ok=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}-device\nVersion: 1\n")
@@ -134,7 +135,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _to_device(host: Tensor) -> Tensor:
-    """A tensor of the device in the host tensor's memory, which it owns from now on."""
+    """A device tensor in the host tensor's memory, which it owns from now on."""
     memory = host.untyped_storage()
     storage: Any = torch._C._construct_storage_from_data_pointer(
         memory.data_ptr(), torch.device(NAME, 0), memory.nbytes()
@@ -146,7 +147,7 @@ def _to_device(host: Tensor) -> Tensor:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """A host tensor in the memory of a tensor of the device."""
+    """A host tensor in a device tensor's memory."""
     storage: Any = tensor.untyped_storage()
     host = torch.empty(0, dtype=tensor.dtype)
     _SET(host, storage.host, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -161,7 +162,7 @@ def _no_autocast() -> Any:
 
 
 def _hidden(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel whose own calls are seen by nobody: neither by autograd nor by the tested code's modes."""
+    """A kernel whose own calls are invisible to autograd and to the tested code's modes."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction(), _no_autocast():
@@ -172,10 +173,10 @@ def _hidden(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 @_hidden
 def _everything(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Any operation that has no kernel of its own here."""
+    """Any operation without its own kernel here."""
     schema = op._schema
     if any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns):
-        return op.redispatch(_CPU, *args, **kwargs)  # a view: the same memory, whoever's it is
+        return op.redispatch(_CPU, *args, **kwargs)  # a view: the same memory, on either device
     for place, value in enumerate((*args, *kwargs.values())):
         _refuse_host(op, place, value)
     if isinstance(kwargs.get("device"), torch.device):
@@ -198,7 +199,7 @@ def _everything(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _number(value: Any, kind: Any, args: tuple[Any, ...]) -> Any:
-    """torch hands plain numbers to Python where a kernel wants tensors; one that changes no type."""
+    """torch passes plain numbers to Python where a kernel expects tensors: make tensors of them."""
     if type(value) not in (int, float, bool) or str(kind) not in ("Tensor", "Optional[Tensor]"):
         return value
     wide = isinstance(value, float) and any(isinstance(a, Tensor) and a.is_floating_point() for a in args)
@@ -217,7 +218,7 @@ def _refuse_host(op: Any, place: int, value: Any) -> None:
 
 
 def _moved(value: Any, moved: dict[int, tuple[Tensor, Tensor]]) -> Any:
-    """The same arguments with host tensors for those of the device."""
+    """The same arguments with host tensors in place of device tensors."""
     if isinstance(value, Tensor) and value.device.type == NAME:
         if id(value) not in moved:
             moved[id(value)] = value, _to_host(value)
@@ -228,7 +229,7 @@ def _moved(value: Any, moved: dict[int, tuple[Tensor, Tensor]]) -> Any:
 
 
 def _adopt(tensor: Tensor, host: Tensor) -> None:
-    """Let a tensor of the device be what a host tensor has become."""
+    """Make a device tensor take over what a host tensor has become."""
     fresh = _to_device(host)
     _SET.redispatch(_CPU, tensor, fresh.untyped_storage(), host.storage_offset(), host.shape, host.stride())
 
@@ -283,7 +284,7 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -
 
 @_hidden
 def _dropout(x: Tensor, p: float, train: bool | None) -> Any:
-    """As the CPU has it, which scales the mask and not the product; the mask is kept with its scale."""
+    """Dropout as on the CPU, which scales the mask and not the product; the mask is kept with its scale."""
     host = _to_host(x)
     mask = torch.ones_like(host) if train is False else torch.empty_like(host).bernoulli_(1 - p).div_(1 - p)
     return _to_device(host * mask), _to_device(mask)
@@ -305,7 +306,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The CPU's choice of a kernel and, for its fused one, the CPU's derivative."""
+    """The CPU's choice of kernel and, for its fused kernel, the CPU's derivative."""
     options = {"scale": scale, "enable_gqa": enable_gqa}
     with torch._C.DisableTorchFunction():
         with torch.no_grad():
@@ -325,7 +326,7 @@ def _attention(
 
 
 def _same(name: str) -> Callable[..., Any]:
-    """The CPU's kernel where torch has another formula for devices that it does not know."""
+    """The CPU's kernel where torch would use another formula for unknown devices."""
     op = getattr(torch.ops.aten, name).default
     return lambda *args, **kwargs: _everything(op, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Archives as registries serve them."""
+"""Archives in the form that registries serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command, as a person would type it, in this process."""
+"""Runs the command as a user would type it, in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ engine: {workers: 0}
 
 
 def tacit(*arguments: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command; its exit code, output and error output."""
+    """Run the command; returns its exit code, output and error output."""
     monkeypatch.setattr("sys.argv", ["tacit", *map(str, arguments)])
     code = 0
     try:

@@ -1,7 +1,7 @@
-"""Tests of the pretended device run in forks of a process that has computed nothing yet.
+"""Tests of the simulated device run in forks of a process that has computed nothing yet.
 
-Autograd asks once a process, at its first backward pass, how many devices there are. So a process that has
-computed something cannot get a device any more; and one with a device has threads for it and cannot fork.
+Autograd asks for the number of devices once per process, at its first backward pass. So a process that has
+computed something cannot get a new device, and a process with a device has threads for it and cannot fork.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import accel
 
 
 class Elsewhere:
-    """A process, forked now, that runs each of `items` in a fork of its own when it is asked to."""
+    """A process, forked now, that runs each of `items` in its own fork on request."""
 
     def __init__(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         self._config = session.config
@@ -35,7 +35,7 @@ class Elsewhere:
         theirs.close()
 
     def run(self, item: pytest.Item) -> list[pytest.TestReport]:
-        """The reports of one test. A process that died is a failure like any other."""
+        """The reports of one test. A process that dies is a failure like any other."""
         self._pipe.send(item.nodeid)
         found: list[dict[str, Any]] | None = self._pipe.recv()
         if found is None:

@@ -1,4 +1,4 @@
-"""The slow, obvious answer that clipped gradients are compared with."""
+"""The slow, simple reference for clipped gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record_gradients(flat: Flat, batch: Batch, losses: Losses) -> Tensor:
 def assert_exact(
     model: nn.Module | Flat, batch: Batch, losses: Losses, tolerance: float = 1e-5, fast: bool = True
 ) -> ClippedResult:
-    """Clipped sum and norms equal the loop's, with a bound that clips about half of the records."""
+    """The clipped sum and norms equal the loop's, with a bound that clips about half of the records."""
     flat = model if isinstance(model, Flat) else Flat(model)
     rows = record_gradients(flat, batch, losses)
     norms = lengths(rows)

@@ -1,12 +1,12 @@
-"""Every method once more: NumPy in float64, literally from the papers' formulas, sharing no code with tacit.
+"""Reference implementations of every method: NumPy in float64, literally from the papers' formulas, sharing
+no code with tacit.
 
-Each step names the line of the pseudo-code it is written from ("004 A2.8" is line 8 of Algorithm 2 of paper
-004, in the numbering of the recipes; methods of others by their own papers), and says so where it departs
-from it.
+Each step names the line of its pseudo-code ("004 A2.8" is line 8 of Algorithm 2 of paper 004, in the
+numbering of the recipes; other methods by their own papers), and says so where it departs from it.
 
-The problem is softmax regression on two halves of each record, logits = A x₁ + a + B x₂ + b: convex, with
-two layers, so that per-layer rules and personal parts mean something. A step's batch is all of a client's
-records, so the only randomness left is the noise, which is handed in.
+The problem is softmax regression on two halves of each record, logits = A x₁ + a + B x₂ + b. It is convex and
+has two layers, so per-layer rules and personal parts are meaningful. A step's batch is all of a client's
+records, so the only randomness left is the noise, which the caller passes in.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def tensors(inputs: int) -> list[slice]:
 
 
 def shrunk(u: Array, bounds: Sequence[tuple[slice, float]]) -> Array:
-    """u with each of its slices shrunk to its bound if it is longer."""
+    """u with each slice shrunk to its bound if it is longer."""
     u = u.copy()
     for part, c in bounds:
         u[part] *= min(1.0, c / np.linalg.norm(u[part]))
@@ -61,7 +61,7 @@ def shrunk(u: Array, bounds: Sequence[tuple[slice, float]]) -> Array:
 
 @dataclass
 class Problem:
-    """Clients, a start, and how private it is."""
+    """Clients, initial parameters, and the privacy settings."""
 
     data: list[tuple[Array, NDArray[np.int64]]]
     theta: Array
@@ -74,11 +74,11 @@ class Problem:
     decay: float = 0.0
     """λ of the clients' SGD (000 Table 20, column "Weight Decay"; 004 Appendix C): λ y with each gradient."""
     example_bounds: Sequence[tuple[slice, float]] | None = None
-    """Example level: C of each slice of a record's gradient."""
+    """Example level: C for each slice of a record's gradient."""
     example_noise: Callable[[int, int], Iterator[Array]] | None = None
-    """σC·N(0, I) of each gradient that a client asks for in a round."""
+    """σC·N(0, I) for each gradient that a client computes in a round."""
     client_bounds: Callable[[str], Sequence[tuple[slice, float]]] | float | None = None
-    """Client level: C for all uploads together, or C of each slice of an upload."""
+    """Client level: C for all uploads together, or C for each slice of an upload."""
     client_noise: Callable[[int], Iterator[Array]] | None = None
     noise_variance: float = 0.0
 

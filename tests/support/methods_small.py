@@ -1,7 +1,7 @@
-"""A federation small enough for arithmetic by hand: four clients of twelve records, two layers, no dice.
+"""A federation small enough for hand calculation: four clients of twelve records, two layers, no randomness.
 
-A batch is all of a client's records and a cohort all clients, unless a test says otherwise. What a run did
-is read from what it saved: the server's vectors of every round, and the clients' memories.
+A batch is all of a client's records and a cohort is all clients, unless a test says otherwise. The results of
+a run are read from its saved files: the server's vectors of every round, and the clients' states.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def small(public: bool = False) -> Dataset:
 
 
 def configured(method: str, overrides: Mapping[str, Any] | None = None) -> Config:
-    """A method's preset on the small federation; η halves every round, so that which η counts shows."""
+    """A method's preset on the small federation; η halves every round, so that using the wrong η shows."""
     # FAFED's first round divides by ρ alone (v̄ = 0), so its η is a hundred times smaller than the others'.
     lr = 0.001 if "fafed" in method else 0.1
     values: dict[str, Any] = {
@@ -76,7 +76,7 @@ def configured(method: str, overrides: Mapping[str, Any] | None = None) -> Confi
         values["method"] = {
             "name": method,
             "min_block": 1,
-        }  # 72 parameters are fewer than one block of the paper's
+        }  # 72 parameters are fewer than one of the paper's blocks
     if method == "adadps":
         values["data"]["public"] = PUBLIC / (CLIENTS * EACH + PUBLIC)
     config = tacit.load(values, overrides or {})
@@ -89,7 +89,7 @@ def configured(method: str, overrides: Mapping[str, Any] | None = None) -> Confi
 
 @dataclass(frozen=True)
 class Played:
-    """A run and everything it saved."""
+    """A run and all that it saved."""
 
     result: tacit.Result
 
@@ -102,7 +102,7 @@ class Played:
         return self.state(len(self.result.metrics))["theta"]
 
     def memory(self) -> dict[int, dict[str, Tensor]]:
-        """What each client remembers after the last round."""
+        """Each client's state after the last round."""
         return memories(self.result.path)
 
 

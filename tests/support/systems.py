@@ -1,6 +1,6 @@
-"""Stand-ins for other systems: this process loses what Windows, or macOS, does not have.
+"""Simulates other systems: removes from this process what Windows, or macOS, lacks.
 
-`windows()` is called after the libraries are imported, which know how to live there, and before tacit is.
+Call `windows()` after the libraries are imported (they support Windows themselves), and before tacit is.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ POSIX_OS = (
     "getuid", "geteuid", "getgid", "killpg", "setsid", "getpgid", "mkfifo", "wait4", "waitid", "nice",
     "O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW", "O_DIRECTORY", "MFD_CLOEXEC",
 )  # fmt: skip
-"""Not `statvfs`, which the standard library's own `disk_usage` is made of here."""
+"""`statvfs` is not in the list, because the standard library's `disk_usage` needs it here."""
 POSIX_SIGNALS = ("SIGKILL", "SIGHUP", "SIGALRM", "SIGCHLD", "SIGUSR1", "SIGUSR2", "pthread_sigmask")
 LINUX_OS = ("sched_getaffinity", "sched_setaffinity", "memfd_create", "posix_fallocate", "MFD_CLOEXEC")
 
 
 def windows() -> None:
-    """No POSIX module, call or signal; folders cannot be opened; a file that is synced must be writable."""
+    """As on Windows: no POSIX module, call or signal; folders cannot be opened; syncing needs a writable
+    file.
+    """
     import fcntl
 
     locks = ModuleType("msvcrt")
@@ -56,7 +58,7 @@ def windows() -> None:
 
 
 def macos() -> None:
-    """Nothing that Linux alone has."""
+    """As on macOS: nothing that only Linux has."""
     lose(os, *LINUX_OS)
 
 

@@ -17,7 +17,7 @@ WORDS = [
 
 @dataclass
 class Counting:
-    """The bytes tokenizer, which remembers what it was asked for."""
+    """The bytes tokenizer; it records the texts that it was called with."""
 
     asked: list[str] = field(default_factory=list)
     fingerprint: str = "counting"
@@ -31,7 +31,7 @@ class Counting:
 
 
 def word_tokenizer(folder: Path) -> Path:
-    """A folder with BERT's kind of tokenizer for `WORDS`, as `save_pretrained` writes it."""
+    """A folder with a BERT-style tokenizer for `WORDS`, as `save_pretrained` writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))

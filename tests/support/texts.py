@@ -37,7 +37,7 @@ LORA = {"rank": 2, "alpha": 4, "targets": ["query", "value"]}
 
 @dataclass(frozen=True)
 class Texts:
-    """Random tokens; a text's class is whether low tokens come first. Padded on the right by ones."""
+    """Random tokens; a text's class is whether low tokens come first. Padded on the right with ones."""
 
     tokens: NDArray[np.int64]
     y: NDArray[np.int64]

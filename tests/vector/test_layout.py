@@ -1,4 +1,4 @@
-"""What a layout refuses: a model, or a choice of its personal part, that leaves nothing to learn."""
+"""A layout refuses a model, or a choice of its personal part, that leaves nothing to train."""
 
 from __future__ import annotations
 

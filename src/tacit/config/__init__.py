@@ -1,4 +1,4 @@
-"""Configs: one YAML file, typed, checked whole before anything starts."""
+"""Configs: one typed YAML file, checked completely before anything starts."""
 
 from typing import TYPE_CHECKING
 

@@ -37,7 +37,7 @@ from tacit.vector import Layout
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:
-    """What the model is trained for."""
+    """The task that the model is trained for."""
     if config.task is None:
         return tasks.build(dataset.task)
     if config.task.name.startswith(IMPORT):
@@ -58,7 +58,7 @@ def build_job(
     sampling: Sampler | None = None,
     engine: EngineSettings | None = None,
 ) -> Job:
-    """What the workers need; any part can be given as an object instead of by name."""
+    """The job for the workers; any part can be given as an object instead of by name."""
     parts = build_parts(config, dataset, algorithm, population)
     algorithm, dataset, population = parts.algorithm, parts.dataset, parts.population
     states = states_of(folder, getattr(engine or config.engine, "states_url", None))
@@ -86,13 +86,13 @@ def build_job(
 
 
 def uploads(algorithm: Algorithm, model: nn.Module) -> tuple[dict[str, int], Layout]:
-    """Names and lengths of what a client sends, and what is where in the parameters."""
+    """Names and lengths of what a client sends, and the layout of the parameters."""
     layout = Layout.of(model, algorithm.personal_part)
     return algorithm.uploads(layout), layout
 
 
 def _some(records: Records, config: Config) -> Records:
-    """The records that judge the model: all of them, or as many as `evaluate.records` says."""
+    """The records for evaluation: all of them, or as many as `evaluate.records` says."""
     wanted = config.evaluate.records
     if wanted is None or wanted >= len(records):
         return records
@@ -101,7 +101,7 @@ def _some(records: Records, config: Config) -> Records:
 
 
 def build_probe(config: Config, population: Population) -> NDArray[np.int64]:
-    """Training records of all clients together, drawn once for the run."""
+    """Training records from all clients together, drawn once per run."""
     if not config.evaluate.train:
         return np.empty(0, np.int64)
     if config.claimed is not None:
@@ -120,7 +120,7 @@ def build_settings(
     engine: EngineSettings | None = None,
     optimizer: OptimizerFactory | None = None,
 ) -> Settings:
-    """Everything else of the run; the engine or the server's optimizer may be given as an object."""
+    """The run's other settings; the engine and the server's optimizer may be given as objects."""
     if optimizer is not None and algorithm is not None and algorithm.own_server_rule:
         raise UserError(
             f"optimizer: {type(algorithm).__name__} has a server rule of its own and would not use it; "

@@ -1,4 +1,4 @@
-"""What is wrong with a section, in a line that the person who wrote it can use."""
+"""Explains what is wrong with a section, in one line that its author can act on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pydantic.fields import FieldInfo
 from tacit.config.yamls import Key, dotted
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-"""What pydantic calls a key that a model, or a dataclass, does not have."""
+"""pydantic's error types for a key that a model, or a dataclass, does not have."""
 PLAIN = {
     "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
     "float_parsing": "a number", "float_type": "a number", "finite_number": "a finite number",
     "bool_parsing": "true or false",
     "bool_type": "true or false", "string_type": "a text", "tuple_type": "a list", "list_type": "a list",
 }  # fmt: skip
-"""What values must be, by pydantic's name of what is wrong with them."""
+"""What a value must be, by pydantic's error type."""
 
 
 def explain(
@@ -31,16 +31,17 @@ def explain(
     where: str,
     overridden: Set[str] = frozenset(),
 ) -> str:
-    """The first thing that is wrong with the `values` of a `root`: where, what, and what may be there.
+    """The first error in the `values` of a `root`: where it is, what it is, and what would be valid.
 
-    `places` has where each key was written, `where` the whole; `overridden` are keys that were set otherwise.
+    `places` says where each key was written, `where` is the place of the whole; `overridden` are keys that
+    were set elsewhere.
     """
     problems = error.errors(include_url=False)
-    # A key that is missing was often misspelt: that it is unknown says more.
+    # A missing key was often misspelt: reporting the unknown key is more useful.
     first = next((problem for problem in problems if problem["type"] in UNKNOWN), problems[0])
     key = _visible(first["loc"], values)
     if first["type"] == "missing" and key[-1:] != first["loc"][-1:]:
-        key = (*key, first["loc"][-1])  # of a section that was written as one word
+        key = (*key, first["loc"][-1])  # for a section that was written as one word
     name = dotted(key)
     from_flag = any(name == o or name.startswith(o + ".") or o.startswith(name + ".") for o in overridden)
     written = next((places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in places), where)
@@ -83,7 +84,7 @@ def _reason(root: type[BaseModel], problem: Any) -> str:
 
 
 def _instead(given: Any) -> str:
-    """How to write what should be a text."""
+    """How to write a value that should be text."""
     if isinstance(given, bool):
         return "; in YAML yes, no, on and off are true or false, so put the text in quotes"
     if isinstance(given, int | float):
@@ -94,7 +95,7 @@ def _instead(given: Any) -> str:
 
 
 SHORT = {"cohort": "a whole number of clients", "privacy.clip": "the clipping norm, a number"}
-"""What stands for a section where its other keys are left at their defaults."""
+"""Short forms of sections whose other keys keep their defaults."""
 
 
 def _things(kind: str, count: int) -> str:
@@ -103,7 +104,7 @@ def _things(kind: str, count: int) -> str:
 
 
 def short(value: Any) -> str:
-    """A value as it was written, but for what nobody would read to its end."""
+    """A value as written, shortened if nobody would read all of it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
 
@@ -122,12 +123,12 @@ def _models(annotation: Any) -> list[type[Any]]:
 
 
 def _fields_at(root: type[BaseModel], loc: Key) -> list[str]:
-    """Names of the keys that the schema has at a place."""
+    """The keys that the schema has at a place."""
     return sorted({name for model in _models_at(root, loc) for name in _fields(model)})
 
 
 def _choices(root: type[BaseModel], loc: Key) -> str:
-    """The words that a key may have, where it is one of a few."""
+    """The allowed words of a key, if it has a fixed choice."""
     fields = [_fields(model) for model in _models_at(root, loc[:-1])]
     kinds = [named[str(loc[-1])].annotation for named in fields if loc[-1] in named]
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
@@ -135,7 +136,7 @@ def _choices(root: type[BaseModel], loc: Key) -> str:
 
 
 def _models_at(root: type[BaseModel], loc: Key) -> list[type[Any]]:
-    """The sections that the schema has at a place; several where a `kind` tells them apart."""
+    """The schema's sections at a place; several if a `kind` distinguishes them."""
     models: list[type[Any]] = [root]
     for part in loc:
         deeper = [
@@ -146,7 +147,7 @@ def _models_at(root: type[BaseModel], loc: Key) -> list[type[Any]]:
         ]
         if deeper:
             models = deeper
-        else:  # a union's tag: keep the member that carries it
+        else:  # a union's tag: keep the member that has it
             models = [
                 m for m in models if "kind" in _fields(m) and part in get_args(_fields(m)["kind"].annotation)
             ]
@@ -161,7 +162,7 @@ def _fields(model: type[Any]) -> Mapping[str, FieldInfo]:
 
 
 def _visible(loc: Key, values: Any) -> Key:
-    """A pydantic location without the union tags that a person never wrote."""
+    """A pydantic location without the union tags, which no user writes."""
     key: list[str | int] = []
     here = values
     for n, part in enumerate(loc):

@@ -1,7 +1,7 @@
-"""One's own model, data, algorithm or task by import path: `model: {import: "mymodule:Net", width: 64}`.
+"""A user's own model, data, algorithm or task by import path: `model: {import: "mymodule:Net", width: 64}`.
 
-In a config it is kept as the name `import:mymodule:Net` (`tacit.section`). The module is looked for as Python
-would from the folder that the command is started in.
+The config stores it as the name `import:mymodule:Net` (`tacit.section`). The module is searched as Python
+would search from the folder where the command was started.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tacit.section import IMPORT
 
 
 def imported(name: str, what: str) -> Any:
-    """What `import:module:attribute` names."""
+    """The object that `import:module:attribute` names."""
     module, _, attribute = name.removeprefix(IMPORT).partition(":")
     if not module or not attribute:
         raise UserError(f"{what}.import: write it as module:name, for example mymodule:Net (got {name!r})")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)  # a command's own folder is where it is installed, not where it is started
+        sys.path.insert(0, here)  # a command has its installation folder on the path, not the current one
     try:
         found = import_module(module)
     except ImportError as error:
@@ -42,13 +42,15 @@ def imported(name: str, what: str) -> Any:
 
 
 def made(name: str, what: str, options: dict[str, Any], **known: Any) -> Any:
-    """The object: what the import path names, called with its options and with what it asks for by name."""
+    """The object: the callable that the import path names, called with its options and with those of `known`
+    that it has parameters for.
+    """
     found = imported(name, what)
     if not callable(found) or (not isinstance(found, type) and not inspect.isroutine(found) and not options):
         return found
     try:
         takes = inspect.signature(found).parameters
-    except ValueError:  # Python's own do not all say
+    except ValueError:  # not all built-ins have a signature
         raise UserError(
             f"{what}: {name.removeprefix(IMPORT)} does not say what it takes; name a class of your own"
         ) from None

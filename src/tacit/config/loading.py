@@ -1,8 +1,8 @@
-"""From a YAML file and `--set` overrides to a checked `Config`, or one clear line about what is wrong.
+"""From a YAML file and `--set` overrides to a checked `Config`, or to one clear line about an error.
 
-`base: FILE` at the top of a config (a path from its own folder) lays it over that file: sections, `sweep`
-among them, are merged key by key, and everything else replaces what was there. In a sweep, `null` takes a key
-out. So experiments that share their setting say it once.
+`base: FILE` at the top of a config (a path relative to its own folder) lays the config over that file.
+Sections, including `sweep`, are merged key by key; everything else replaces the base's value. In a sweep,
+`null` removes a key. So experiments with common settings state them once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NAMES = {
     "method": "name", "model": "name", "task": "name", "data": "name",
     "data.partition": "kind", "privacy.mechanism": "kind",
 }  # fmt: skip
-"""Sections that a bare name stands for, and the key it is the value of."""
+"""Sections for which a bare name may stand, and the key whose value it is."""
 SIZES = {"cohort": "size", "privacy.clip": "bound"}
-"""Sections that a bare number stands for, and the key it is the value of."""
+"""Sections for which a bare number may stand, and the key whose value it is."""
 DEFAULTS = ("privacy.metrics",)
-"""Sections that a bare `true` stands for, with all their defaults."""
+"""Sections for which a bare `true` may stand, with all their defaults."""
 
 
 def load(
@@ -41,7 +41,7 @@ def load(
 ) -> Config:
     """A checked config from a YAML file (or a mapping), with dotted overrides such as {"local.lr": 0.1}.
 
-    A method's preset is laid under it, unless the config is already a resolved one.
+    The method's preset is laid under the config, unless the config is already resolved.
     """
     places: dict[Key, str] = {}
     if isinstance(source, Mapping):
@@ -68,7 +68,7 @@ def load(
 
 
 def refuse_no_config(config: object) -> None:
-    """Raise unless this is a checked config: files and mappings are easily taken for one."""
+    """Raise unless this is a checked config: it is easily confused with a file or a mapping."""
     if not isinstance(config, Config):
         made = "tacit.load(…) makes one of a file or a mapping"
         raise UserError(f"config: this is a {type(config).__name__}; {made}")
@@ -92,7 +92,7 @@ def parse_overrides(settings: list[str]) -> dict[str, Any]:
 
 
 def dump(config: Config) -> str:
-    """The resolved config as YAML, every default written out."""
+    """The resolved config as YAML, with every default written out."""
     return to_yaml(config.model_dump(mode="json"))
 
 
@@ -112,7 +112,7 @@ def read_values(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any
         raise UserError(f"{places[BASE,]}: base: there is no {below}")
     under, under_places = read_values(below, (*above, file.resolve()))
     over = merged(under, values)
-    if "sweep" in values and values["sweep"] is None:  # one run of what is a sweep below
+    if "sweep" in values and values["sweep"] is None:  # a single run on top of a base with a sweep
         del over["sweep"]
     if isinstance(over.get("sweep"), Mapping):
         over["sweep"] = {key: value for key, value in over["sweep"].items() if value is not None}
@@ -134,7 +134,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[Key, int]]:
 
 
 def override(values: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a dotted key of raw config values; a section's short form becomes the section it stands for."""
+    """Set a dotted key of raw config values; a section's short form is first expanded."""
     *parents, last = dotted.split(".")
     here = values
     for depth, parent in enumerate(parents):
@@ -143,11 +143,11 @@ def override(values: dict[str, Any], dotted: str, value: Any) -> None:
             raise UserError(f"--set {dotted}: {parent} is a value, not a section")
         here[parent] = inner
         here = inner
-    here[last] = copied(value)  # whoever gave it keeps it: a later key may go into it
+    here[last] = copied(value)  # a copy, since a later key may be set inside it
 
 
 def _section(dotted: str, value: Any) -> Any:
-    """The section that a short form stands for: `method: fedprox`, then method.mu=…; others as they are."""
+    """The section that a short form stands for (`method: fedprox`, then method.mu=…); others unchanged."""
     if value is None or (value is True and dotted in DEFAULTS):
         return {}
     if isinstance(value, str) and dotted in NAMES:

@@ -1,4 +1,4 @@
-"""Raw config values laid over others: a recipe over its base, a config over its method's preset."""
+"""Merges raw config values: a recipe over its base, a config over its method's preset."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw values laid over others: sections key by key, everything else as a whole."""
+    """Merge raw values over others: sections key by key, everything else as a whole."""
     result = dict(under)
     for key, value in over.items():
         old = result.get(key)
         if not isinstance(value, Mapping) or not isinstance(old, Mapping):
             result[key] = value
         elif any(value[name] != old.get(name) for name in _telling(key) if name in value):
-            result[key] = value  # another kind has other keys
+            result[key] = value  # a section of another kind has other keys
         else:
             result[key] = merged(old, value)
     return result
 
 
 def _telling(section: str) -> tuple[str, ...]:
-    """Keys that say what a section is about: with another value there, the others mean something else."""
+    """Keys that decide what a section is about: if their value changes, so does the others' meaning."""
     return ("name", "hub", "config") if section in ("model", "method") else ("kind",)

@@ -1,7 +1,7 @@
-"""Methods by name: an algorithm with a paper's defaults, and the settings that go with it.
+"""Methods by name: an algorithm with a paper's defaults, and the settings that belong to it.
 
-A method is a preset and nothing more. `method: NAME` in a config lays the preset's settings under the
-config's own, so every default can be overridden.
+A method is only a preset. `method: NAME` in a config lays the preset's settings under the config's own, so
+every default can be overridden.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Method:
     """A named preset."""
 
     rule: str
-    """A class of `tacit.algorithms`, or of a file of it (`fedavg.FedAvg`): imported when it is needed."""
+    """A class of `tacit.algorithms`, or of one of its files (`fedavg.FedAvg`); imported when needed."""
     summary: str
     paper: str
-    """Which of the papers runs it (000 to 004 as in the recipes), or where it comes from."""
+    """The paper that uses it (000 to 004, as in the recipes), or its origin."""
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Parts of a config that come with it."""
+    """Parts of a config that belong to the method."""
 
     @property
     def algorithm(self) -> type[Algorithm]:
@@ -49,7 +49,7 @@ class Method:
 
 
 PAPERS = {"000": "DP-FedAdamW", "002": "DP²-FedSAM", "003": "user-level DP for speech", "004": "FedAdamW"}
-"""The papers by the numbers that `paper` has."""
+"""The papers by the numbers used in `paper`."""
 EXAMPLE = {"privacy": {"unit": "example", "clip": {"bound": 0.1}, "noise": 1.0, "delta": 1e-5}}
 """Paper 000: C 0.1, σ 1."""
 CLIENT = {
@@ -70,11 +70,11 @@ PER_USER = {
 }
 """Paper 003: deltas clipped to 0.01 by layer, local gradients to 1, server LAMB at 0.002, then decaying."""
 TUNED = {"evaluate": {"tune": {"epochs": 2, "lr": 0.005}}}
-"""Ours, after the rate of paper 002's personal heads and its epochs: it gives none for -FT."""
+"""Our choice, after the rate of paper 002's personal heads and its epochs: the paper gives none for -FT."""
 LOCAL_ADAMW = {"aggregate": "none", "alpha": 0.0}
 FINE = {"blocks": "fine", "min_block": 512}
-"""Paper 004's own blocks, and the 512 it names for their number (no more than d/512); paper 000 has
-others.
+"""Paper 004's own blocks, and the 512 that it names for their number (no more than d/512); paper 000 has
+other blocks.
 """
 DP_ADAMW = {"alpha": 0.5, "debias": True}
 
@@ -142,7 +142,7 @@ METHODS: dict[str, Method] = {
 
 
 def find(name: str) -> Method:
-    """The preset of that name, or an error with the nearest one."""
+    """The preset with that name, or an error with the nearest name."""
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}?" if close else "`tacit methods` lists them"
@@ -160,7 +160,7 @@ def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
             raise UserError(f"method.import: {name} gives a {type(own).__name__}, not a tacit.Algorithm")
         return own
     method = find(name)
-    algorithm: Any = method.algorithm  # which mypy does not take for hashable
+    algorithm: Any = method.algorithm  # mypy does not see that it is hashable
     known = _declared(algorithm)
     chosen = dict(options)
     for option, value in options.items():
@@ -174,13 +174,13 @@ def build_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
 
 @cache
 def _declared(algorithm: Any) -> dict[str, Any]:
-    """The options of an algorithm's class, and the type of each; a sweep asks once for every run."""
+    """The options of an algorithm's class with their types; cached, since a sweep asks for every run."""
     hints = get_type_hints(algorithm, include_extras=True)
     return {f.name: hints[f.name] for f in fields(algorithm)}
 
 
 def _checked(option: str, value: Any, declared: Any) -> Any:
-    """An option's value, if it is what the algorithm's field declares."""
+    """An option's value; refused unless it matches the type of the algorithm's field."""
     kind, *limits = get_args(declared) if get_origin(declared) is Annotated else [declared]
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -204,7 +204,7 @@ def _checked(option: str, value: Any, declared: Any) -> Any:
 
 
 def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's raw values on top of its method's settings."""
+    """A config's raw values merged over its method's settings."""
     method = values.get("method", "fedavg")
     name = method.get("name", "fedavg") if isinstance(method, Mapping) else method
     preset = METHODS.get(str(name))
@@ -213,7 +213,7 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     settings = {key: dict(value) for key, value in preset.settings.items()}
     given = values.get("privacy")
     if isinstance(given, Mapping) and "privacy" in settings:
-        # Noise and budget are one choice: giving either replaces the preset's.
+        # Noise and budget are one choice: setting either replaces the preset's.
         if given.keys() & {"noise", "epsilon"}:
             settings["privacy"] = {
                 k: v for k, v in settings["privacy"].items() if k not in ("noise", "epsilon")

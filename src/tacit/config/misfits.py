@@ -1,4 +1,4 @@
-"""What each section allows by itself and two of them together do not: refused before anything is charged."""
+"""Combinations that each section allows by itself but not together: refused before anything is charged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def refuse_misfits(config: Config, algorithm: Algorithm) -> None:
-    """Settings that the algorithm would ignore, or that it cannot work with."""
+    """Refuse settings that the algorithm would ignore, or cannot work with."""
     if algorithm.own_server_rule and config.server != ServerSettings(device=config.server.device):
         raise UserError(
             f"server: {config.method.name} has a server rule of its own; set method.lr and its other options"
@@ -46,7 +46,7 @@ def refuse_misfits(config: Config, algorithm: Algorithm) -> None:
 
 
 def _refuse_unprovable(config: Config, privacy: PrivacySettings) -> None:
-    """Parts of a config that go together, but not with what is promised."""
+    """Refuse settings that fit together, but not with the promised guarantee."""
     if privacy.unit == "example" and config.model.frozen == "4bit":
         raise UserError(
             "model.frozen: layers of 4 bits change themselves as records pass, so they cannot be shown to "
@@ -70,7 +70,7 @@ def _refuse_unprovable(config: Config, privacy: PrivacySettings) -> None:
 
 
 def _refuse_exact(config: Config) -> None:
-    """Other ways to exact numbers about protected records, where private metrics were asked for."""
+    """Refuse other paths to exact numbers about protected records, if private metrics were requested."""
     assert config.privacy is not None
     if config.evaluate.clients:
         instead = ", set privacy.metrics.accuracy" if config.privacy.unit == "client" else ""
@@ -85,9 +85,9 @@ def _refuse_exact(config: Config) -> None:
 
 
 def ask_for_the_unit(config: Config, dataset: Dataset) -> None:
-    """A preset must not decide for a person whether their users or single records are protected.
+    """A preset must not decide for the user whether users or single records are protected.
 
-    Where clients are the users and whole clients are protected, nothing weaker could have been meant.
+    If clients are the users and whole clients are protected, the user cannot have meant anything weaker.
     """
     privacy = config.privacy
     if privacy is None or not config._assumed_unit or dataset.train.users is None:

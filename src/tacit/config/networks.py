@@ -1,4 +1,4 @@
-"""From a checked config to the network: built, started from given weights, adapted, fit for its tokens."""
+"""From a checked config to the network: built, initialised, adapted, and checked against its tokenizer."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from tacit.section import IMPORT
 LANGUAGE = "language"
 """The task whose models predict the next token."""
 WORDS = "token-classification"
-"""The task whose models have a class for each token."""
+"""The task whose models output a class for each token."""
 OFFSET = ("roberta", "xlm-roberta", "camembert")
-"""Models that number places from the padding's id on, and so have fewer than their config says."""
+"""Models whose position ids start after the padding's id, so they have fewer positions than their config
+says.
+"""
 
 
 def build_model(config: Config, dataset: Dataset, weights: bool = True) -> nn.Module:
-    """The network, with weights by the run's seed or from `model.start`; what is trained has a gradient.
+    """The network, with weights from the run's seed or from `model.start`; trained parameters need a
+    gradient.
 
-    Without `weights` it has shapes and types alone, and no file of weights is read.
+    With `weights=False` it has only shapes and types, and no file of weights is read.
     """
     section = config.model
     with torch.random.fork_rng(devices=[]):
@@ -48,7 +51,7 @@ def build_model(config: Config, dataset: Dataset, weights: bool = True) -> nn.Mo
 
 
 def build_base(config: Config, dataset: Dataset) -> nn.Module:
-    """The network of `build_model` as it was before any adapter."""
+    """The network of `build_model` before any adapter is added."""
     return build_model(
         config.model_copy(update={"model": config.model.model_copy(update={"lora": None, "train": None})}),
         dataset,
@@ -88,7 +91,7 @@ def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Modul
         raise UserError(
             f"model: {section.name} cannot be built with {given or 'its defaults'} ({error})"
         ) from None
-    if dataset.tokenizer is not None and not hasattr(network, "config"):  # transformers' have one
+    if dataset.tokenizer is not None and not hasattr(network, "config"):  # transformers' networks have one
         raise UserError(
             f"model: {section.name} takes numbers or pictures, and the records of {dataset.name} are texts; "
             "take a model of texts, such as {hub: minilm}"
@@ -97,17 +100,19 @@ def _network(config: Config, dataset: Dataset, weights: bool = True) -> nn.Modul
 
 
 def sized_for_tokens(config: dict[str, Any] | str, dataset: Dataset) -> dict[str, Any] | str:
-    """A transformers config as it is given, and what the tokenizer decides where that is left out."""
+    """A transformers config as given, completed by what the tokenizer decides."""
     if dataset.tokenizer is None or isinstance(config, str):
         return config
     tokenizer = dataset.tokenizer
-    # An architecture's usual start and end are ids of its own tokenizer, and only matter for generation.
+    # An architecture's default start and end ids belong to its own tokenizer, and matter only for generation.
     own = {"pad_token_id": tokenizer.pad, "bos_token_id": None, "eos_token_id": None}
     return {"vocab_size": tokenizer.vocabulary, **own, **config}
 
 
 def refuse_tokens(model: nn.Module, dataset: Dataset) -> None:
-    """A model whose tables are too small would fail at the first rare token, or at the first long text."""
+    """Refuse a model whose embedding tables are too small: it would fail at the first rare token or long
+    text.
+    """
     config = getattr(model, "config", None)
     if config is None:
         return

@@ -1,12 +1,12 @@
-"""`client.yaml`: what the owner of some records sets down, and a run's job made from it.
+"""`client.yaml`: the settings of an owner of records, and a run's job made from them.
 
     name: clinic
     server: federation.example.org:8443
     data: {name: table, path: records.csv, features: [age, dose], label: outcome}
     allow: {unit: example, epsilon: 4, delta: 1e-6, methods: [dp-fedadamw], send: [examples]}
 
-The server's settings come with its orders, as plain values. What they may name is the owner's to say; where
-the records are, the owner alone knows.
+The server's settings come with its orders, as plain values. The owner decides what they may name; only the
+owner knows where the records are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tacit.section import IMPORT, Section, shaped
 
 CLIENT = "client.yaml"
 ELSEWHERE = ("backbone", "attn_implementation", "experts_implementation", "name_or_path", "checkpoint")
-"""Ends of keys of a transformers config whose values are looked for on a hub."""
+"""Endings of transformers config keys whose values are looked up on a hub."""
 
 
 class Owner(Section):
@@ -78,16 +78,16 @@ class Owner(Section):
 
     @property
     def split(self) -> Data:
-        """Its data section as it stands, in a rehearsal with the split."""
+        """The owner's data section, in a rehearsal with the split."""
         return Data.model_validate({"partition": {"kind": "owners", "clients": 1}, **self.data})
 
     def section(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """A run's data section with the records of this client."""
+        """A run's data section, pointed at this client's records."""
         return {**theirs, **{key: value for key, value in self.data.items() if key != "partition"}}
 
 
 def read_owner(folder: Path) -> Owner:
-    """The `client.yaml` of a folder, checked."""
+    """The checked `client.yaml` of a folder."""
     file = folder / CLIENT
     try:
         values, lines = located(read_text(file), file)
@@ -108,7 +108,7 @@ class OwnRecords:
         self._read: tuple[str, Dataset, NDArray[Any]] | None = None
 
     def prepare(self, order: TrainOrder, folder: Path) -> Prepared:
-        """The job of a run, in which this client alone has records; see `tacit.deploy.client.Prepare`."""
+        """The job of a run, in which only this client has records; see `tacit.deploy.client.Prepare`."""
         owner = self.owner
         try:
             plain, _ = parse(order.config)
@@ -128,7 +128,7 @@ class OwnRecords:
         return Prepared(job, self.identity(dataset, own))
 
     def count(self) -> int:
-        """Training records, as the owner's settings alone have them."""
+        """The number of training records, by the owner's settings alone."""
         _, own = self._records(self._alone())
         data = self._alone().data
         return int(alone(np.empty(len(own)), own, 0, 1, data.holdout, data.validation).sizes[0])  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ class OwnRecords:
         return self._read[1], self._read[2]
 
     def _alone(self) -> Config:
-        """A config that is good for reading the records."""
+        """A minimal config that can read the records."""
         return load(
             {"rounds": 1, "data": self.owner.section({"partition": {"kind": "owners", "clients": 1}}),
              "model": "logistic", "cohort": 1, "local": {"steps": 1, "batch": 1, "lr": 0.1}},
@@ -161,7 +161,7 @@ class OwnRecords:
 
 
 def asked(config: Config) -> Asked:
-    """What a run wants of a client, as far as the owner's policy has a say."""
+    """What a run asks of a client, as far as the owner's policy covers it."""
     model, privacy = config.model, config.privacy
     names = [model.hub, model.start, model.config if isinstance(model.config, str) else None]
     names += [
@@ -188,8 +188,8 @@ def asked(config: Config) -> Asked:
 
 
 def _named(config: Any, key: str = "") -> Iterator[str]:
-    """What a transformers config would load from elsewhere: names on a hub, such as that of a backbone or of
-    a kernel (which is code), and whatever hides behind a name of the library's own.
+    """What a transformers config would load from elsewhere: names on a hub, such as a backbone or a kernel
+    (which is code), and anything behind one of the library's own names.
     """
     if isinstance(config, Mapping):
         for name, value in config.items():
@@ -204,7 +204,9 @@ def _named(config: Any, key: str = "") -> Iterator[str]:
 
 
 def as_looks(dataset: Dataset, order: TrainOrder) -> Dataset:
-    """The records as the run takes them to be; one owner's may lack some classes, but not have others."""
+    """The records in the form that the run expects. One owner's records may lack some classes, but not have
+    others.
+    """
     if tuple(dataset.shape) != order.shape:
         raise UserError(f"records of shape {dataset.shape} where the run's are {order.shape}")
     if dataset.classes > order.classes:

@@ -1,6 +1,6 @@
 """From a checked config to the parts of a run that need no torch: algorithm, records, clients, mechanism.
 
-They are all that a plan needs; `tacit.config.build` adds the network to them.
+A plan needs only these; `tacit.config.build` adds the network.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from tacit.privacy.settings import CorrelatedNoise
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run is made of, before there is a network."""
+    """The parts of a run, before there is a network."""
 
     algorithm: Algorithm
     dataset: Dataset
     public: NDArray[np.int64]
-    """Positions of the records that are no client's."""
+    """Positions of the records that belong to no client."""
     population: Population
     local: Local
 
     def workload(self, seed: int) -> Workload:
-        """What of the run decides its cost."""
+        """The facts about the run that decide its privacy cost."""
         return workload(self.population, self.local, self.algorithm, seed)
 
 
@@ -50,8 +50,8 @@ def build_parts(
     algorithm: Algorithm | None = None,
     population: Population | None = None,
 ) -> RunParts:
-    """The parts of a run, each by the config or as the object that is given; what does not go together is
-    refused.
+    """The parts of a run, each from the config or from the given object; refuses parts that do not fit
+    together.
     """
     algorithm = algorithm or build_algorithm(config.method.name, config.method.options)
     dataset = dataset or build_dataset(config)
@@ -70,15 +70,15 @@ def build_parts(
 
 
 def split_records(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of the public records, and of those that are trained on; `pretrain.records: public` trains
-    on the public ones.
+    """Positions of the public records, and of the training records; `pretrain.records: public` trains on the
+    public ones.
     """
     public, private = split_public(config.data, dataset)
     if config.pretrain is None or config.pretrain.records == "all":
         return public, private
     if not len(public):
         raise UserError("pretrain.records: no record is public; set data.public to a share such as 0.1")
-    if dataset.train.users is not None:  # by users, or by records: that is up to the run that comes after
+    if dataset.train.users is not None:  # whether by users or by records is the later run's choice
         raise UserError(
             f"pretrain.records: {dataset.name} has users, and a run on it may set whole ones aside; this "
             "draws records. Give the public users' records as a data set of their own"
@@ -89,7 +89,7 @@ def split_records(config: Config, dataset: Dataset) -> tuple[NDArray[np.int64], 
 def build_population(
     config: Config, dataset: Dataset, private: NDArray[np.int64] | None = None
 ) -> Population:
-    """The clients and what each one holds, out of the `private` records: those that are not public."""
+    """The clients and their records, out of the `private` records: those that are not public."""
     if isinstance(config.data.partition, HeldByOwners):
         return _owners(config, config.data.partition, dataset)
     if private is None:
@@ -100,7 +100,7 @@ def build_population(
 
 
 def _owners(config: Config, kind: HeldByOwners, dataset: Dataset) -> Population:
-    """The clients of a federation of real ones, as its server knows them."""
+    """The clients of a real federation, as its server knows them."""
     if not isinstance(config.engine, FlowerSettings):
         raise UserError(
             "data.partition: owners have their records on their own machines; reach them with engine: "
@@ -116,7 +116,7 @@ def _owners(config: Config, kind: HeldByOwners, dataset: Dataset) -> Population:
 
 
 def build_local(config: Config, dataset: Dataset) -> Local:
-    """How a client trains; with batches by seconds, `batch` is what they come to on average."""
+    """How a client trains. With batches by seconds, `batch` is the mean number of records in them."""
     section, batch = config.local, config.local.batch
     if batch is None:
         assert section.seconds is not None  # the schema asks for one of the two
@@ -136,8 +136,8 @@ def build_local(config: Config, dataset: Dataset) -> Local:
 def build_privacy(
     config: Config, parts: RunParts, uploads: Uploads, sampler: Sampler | None = None
 ) -> Mechanism | None:
-    """The guarantee, with its noise found for the budget if it is not given; `uploads` is asked only where
-    noise differs by layer.
+    """The guarantee, with its noise calibrated to the budget if not given; `uploads` is called only if noise
+    differs by layer.
     """
     section, clients = config.privacy, len(parts.population)
     if section is None:
@@ -155,7 +155,7 @@ def build_privacy(
 
 
 def build_sampling(config: Config, clients: int, sampler: Sampler | None = None) -> Sampling:
-    """How cohorts are drawn: by the sampler, if one is given, or as the config says."""
+    """How cohorts are drawn: by the given sampler, or as the config says."""
     if sampler is not None:
         return _own_sampling(config, clients, sampler)
     client_level = config.privacy is not None and config.privacy.unit == "client"
@@ -179,8 +179,8 @@ def _own_sampling(config: Config, clients: int, sampler: Sampler) -> Sampling:
 
 
 def _refuse_common_length(config: Config) -> None:
-    """Records in a batch by seconds are counted by the mean length of everybody's: under a guarantee for
-    clients nothing that a client does may follow from that.
+    """Batches by seconds count records by the mean length over all clients. Under a client-level guarantee,
+    nothing that a client does may depend on that.
     """
     local = config.local
     if config.claimed is None:

@@ -1,7 +1,7 @@
-"""A `pretrain` section becomes a federation of one: the same loop, checkpoints and resume.
+"""A `pretrain` section becomes a federation with one client: the same loop, checkpoints and resume.
 
-One client holds all the records and takes one step of rate 1 a round, so what it sends is the gradient
-itself, and the server's optimizer (LARS) makes the central steps. A batch is drawn afresh for each step.
+One client holds all the records and takes one step of rate 1 a round. What it sends is therefore the gradient
+itself, and the server's optimizer (LARS) takes the central steps. Each step draws a new batch.
 
 >>> filled = expanded({"data": {"name": "x"}, "pretrain": {"steps": 50, "lr": 0.5, "batch": 8}})
 >>> filled["rounds"], filled["local"]["steps"], filled["server"]
@@ -20,9 +20,9 @@ from tacit.optimizers.schedules import AnySchedule, Constant
 from tacit.section import Open
 
 FEDERATED = ("rounds", "method", "cohort", "weights", "local", "server", "privacy")
-"""Sections that a federation has and a central training has not."""
+"""Sections that a federation has and central training does not."""
 EVALUATIONS = 10
-"""How often a central training is tested and saved, unless it says so itself."""
+"""How often central training is evaluated and saved, unless it says otherwise."""
 
 
 class Pretraining(Open):
@@ -50,7 +50,9 @@ class Pretraining(Open):
 
 
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Raw config values with the sections that `pretrain` stands for; others pass as they are."""
+    """Raw config values with the sections that `pretrain` stands for; values without `pretrain` are
+    unchanged.
+    """
     section = values.get("pretrain")
     if not isinstance(section, Mapping):
         return dict(values)

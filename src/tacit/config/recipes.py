@@ -1,7 +1,7 @@
-"""The experiments that come with the package: what there is, and copies of them to run and change.
+"""The experiments that come with the package: a list of them, and copies to run and change.
 
-They are the repository's `recipes/`, which a link beside this room's parent makes a part of the package.
-Nothing here is checked as a config is, and nothing large is imported: a list of them should come at once.
+They are the repository's `recipes/`, which a link in the package's source makes part of the package. They are
+not checked as configs here, and nothing large is imported, so that listing them is fast.
 
 >>> about("quickstart").size
 '40 rounds × 200 clients'
@@ -30,12 +30,12 @@ SAMPLE = ("fashion-mnist-slice",)
 """Data sets inside the package."""
 SYNTHETIC = ("synthetic-speech", "synthetic-speech-seed")
 GGUF = ("smollm2-135m",)
-"""Weights whose package has them in that form."""
+"""Weights that their package has in that form."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a list says about one of them."""
+    """A recipe's entry in the list."""
 
     name: str
     text: str
@@ -62,7 +62,7 @@ def find(name: str) -> Path:
 
 
 def copied_from(file: Path) -> str:
-    """What to do where a config is missing: a recipe of its name can be written there."""
+    """What to do if a config is missing: a recipe of its name can be written there."""
     bare = file.with_suffix("").as_posix().removeprefix("recipes/")
     same = [name for name in names() if name == bare or name.rpartition("/")[2] == file.stem]
     if not same:
@@ -71,10 +71,10 @@ def copied_from(file: Path) -> str:
 
 
 def write(name: str, into: Path) -> list[Path]:
-    """Copy a recipe to `into`, under its last name, and the recipes that it is laid over to `into`/recipes.
+    """Copy a recipe to `into`, under the last part of its name, and the recipes it is based on to
+    `into`/recipes.
 
-    Returns what was written, the recipe first. A file that is there already, and is another, is never
-    replaced.
+    Returns the written files, the recipe first. An existing file with other content is never replaced.
     """
     chain = list(_chain(find(name)))
     base = os.path.relpath(chain[1], HERE) if len(chain) > 1 else None
@@ -95,7 +95,7 @@ def write(name: str, into: Path) -> list[Path]:
 
 
 def about(name: str) -> Recipe:
-    """What a recipe is, what it needs that may not be here, and how much it is."""
+    """What a recipe is, what it needs that may be missing here, and how large it is."""
     chain = list(_chain(find(name)))
     name = chain[0].relative_to(HERE).with_suffix("").as_posix()
     values: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def about(name: str) -> Recipe:
 
 
 def _chain(file: Path) -> Iterator[Path]:
-    """A recipe and those it is laid over, nearest first."""
+    """A recipe and its chain of bases, nearest first."""
     yield file
     base = _values(file).get("base")
     if base is not None:
@@ -119,7 +119,7 @@ def _values(file: Path) -> dict[str, Any]:
 
 
 def _rebased(text: str, base: str | None) -> str:
-    """The text with its `base:` where the copy of that is; all else stays as it was written."""
+    """The text with `base:` pointing to the base's copy; the rest is unchanged."""
     lines = text.splitlines(keepends=True)
     return "".join(
         f"base: recipes/{Path(base).as_posix()}\n" if base and line.startswith("base:") else line
@@ -172,7 +172,7 @@ def _size(values: Mapping[str, Any]) -> str:
 
 
 def _runs(sweep: Mapping[str, Any]) -> int:
-    """How many runs a sweep compares; those that choose what is tuned come on top."""
+    """How many runs a sweep compares, without the runs that tune."""
     shared = {k: v for k, v in sweep.items() if v is not None and k not in ("tune", "validation", "cases")}
     families = ({**case, **shared} for case in sweep.get("cases") or [{}])
     return sum(

@@ -1,4 +1,4 @@
-"""From a checked config to records: the data set, and the tokenizer that its texts need."""
+"""From a checked config to records: the data set, and the tokenizer for its texts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ OF_TABLES = (
     "features", "audio", "seconds", "language", "test",
     "delimiter", "encoding", "missing", "on_bad", "classes",
 )  # fmt: skip
-"""Keys of the data section that only a table heeds; a csv, parquet or json file that has one is a table."""
+"""Keys of the data section for tables only; a csv, parquet or json file with one of them is a table."""
 
 TASKS_OF_TABLES = ("regression", "multi-label", "token-classification")
-"""Tasks whose labels are no classes of records: a csv, parquet or json file with such is a table, too."""
+"""Tasks whose labels are not classes of records; for them, a csv, parquet or json file is a table, too."""
 
 
 def build_dataset(config: Config) -> Dataset:
-    """The records, fetched if need be."""
+    """The records, downloaded if necessary."""
     section, normalise = config.data, config.data.normalise
     if section.name.startswith(IMPORT):
         found = made(section.name, "data", section.options)
@@ -46,7 +46,7 @@ def build_dataset(config: Config) -> Dataset:
         return table if section.pack is None else _joined(table, section.pack)
     speech = None if section.speech is None else section.speech.model_dump(exclude_unset=True)
     if stated:
-        data.check(section.name, section.path, section.offline, speech)  # whether there is such a data set
+        data.check(section.name, section.path, section.offline, speech)  # refuse an unknown data set
         raise UserError(f"data.{stated[0]}: it is of a table, which {section.name} is not; leave it out")
     texts = data.has_texts(section.name, section.text)
     found = data.load(
@@ -68,7 +68,7 @@ def build_dataset(config: Config) -> Dataset:
 
 
 def _joined(dataset: Dataset, most: int) -> Dataset:
-    """The data set with neighbouring texts of one user as one example."""
+    """The data set with neighbouring texts of one user joined into one example."""
     if not isinstance(dataset.train, TextRecords) or not isinstance(dataset.test, TextRecords):
         raise UserError(f"data.pack: the records of {dataset.name} are not texts; leave it out")
     return replace(dataset, train=dataset.train.joined(most), test=dataset.test.joined(most))
@@ -81,9 +81,9 @@ def _table(config: Config) -> Dataset:
     format = Format(section.delimiter, section.encoding, section.missing)
     task = "classification"
     if config.task is not None and not config.task.name.startswith(IMPORT):
-        from tacit import tasks  # imports torch, which a plan of other data does without
+        from tacit import tasks  # it imports torch, which a plan for other data does not need
 
-        tasks.build(config.task.name, **config.task.options)  # one that does not exist is told here
+        tasks.build(config.task.name, **config.task.options)  # an unknown task is reported here
         task = config.task.name if config.task.name in TASKS else task
     meaning = Meaning(
         features=section.features,
@@ -109,11 +109,11 @@ def _table(config: Config) -> Dataset:
 
 
 def named_tokenizer(name: str, offline: bool, max_length: int) -> Tokenizer:
-    """The tokenizer of that name: bytes, a folder, or one on the hub."""
+    """The tokenizer with that name: bytes, a folder, or one on the hub."""
     if name == BYTES:
         return Bytes()
     folder = Path(name).expanduser()
-    # A folder needs a tokenizer alone; `locate` asks for a whole model.
+    # The folder only needs a tokenizer; `locate` requires a whole model.
     tokenizer = from_folder(folder if folder.is_dir() else locate(name, offline))
     if max_length > tokenizer.longest:
         raise UserError(f"data.max_length: {name} reads at most {tokenizer.longest} tokens, not {max_length}")
@@ -132,7 +132,7 @@ def build_tokenizer(config: Config) -> Tokenizer:
 
 
 def build_augment(config: Config, dataset: Dataset) -> Augment | None:
-    """What changes training pictures, if anything does."""
+    """The augmentation of training pictures, if any."""
     section = config.data.augment
     if section is None:
         return None

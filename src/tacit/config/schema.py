@@ -1,8 +1,7 @@
-"""The shape of a config: the sections of the rooms, put together, and what must hold between them.
+"""The schema of a config: the sections of all rooms, and the conditions between them.
 
-A config is checked whole before anything starts. Each section is the frozen, validated class of the room that
-it configures, which says what its keys mean and refuses those that it does not know. Nothing here imports
-torch.
+A config is checked completely before anything starts. Each section is the frozen, validated class of the room
+that it configures. That class documents its keys and refuses unknown ones. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ else:
 
 
 def _folder_name(name: str) -> str:
-    """The name, if a folder may be called so anywhere."""
+    """The name, if it is a valid folder name on any system."""
     if re.fullmatch(r"[\w-][\w.-]*", name) is None:
         raise ValueError(
             f"a name is made of letters, digits, - and _, and dots but for the first (got {name!r})"
@@ -93,11 +92,13 @@ class Config(Section):
     trackers: tuple[Annotated[str, AfterValidator(known_tracker)], ...] = ()
     """Who else hears of every round, each an extra; `metrics.jsonl` and the page are always written."""
     _assumed_unit: bool = PrivateAttr(False)
-    """Whether the privacy unit is a preset's, and not the person's choice."""
+    """Whether the privacy unit comes from a preset, and not from the user."""
 
     @property
     def claimed(self) -> PrivacySettings | None:
-        """The privacy of a run that claims something: none of a simulation, whose draws can be repeated."""
+        """The privacy settings of a run that claims a guarantee; None for a simulation, whose draws can be
+        repeated.
+        """
         return None if self.privacy is None or self.privacy.entropy == "seed" else self.privacy
 
     @field_validator("privacy")
@@ -121,7 +122,7 @@ class Config(Section):
     @field_validator("evaluate")
     @classmethod
     def _choices_are_free(cls, evaluate: Evaluation, info: Any) -> Evaluation:
-        """Whoever stops or picks a model by its tests chooses by records, which no guarantee pays for."""
+        """Stopping, or picking a model, by test results is a choice by records that no guarantee pays for."""
         privacy = info.data.get("privacy")
         if privacy is None or privacy.entropy == "seed":
             return evaluate

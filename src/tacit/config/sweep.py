@@ -49,12 +49,12 @@ from tacit.privacy.tuning import tuned_epsilon
 
 SECTION = "sweep"
 Point = dict[str, Any]
-"""Dotted keys and the value each has in one run."""
+"""Dotted keys, and the value of each in one run."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Runs that share their lists: those of one case, or all of a sweep without cases."""
+    """Runs with common lists: those of one case, or all of a sweep without cases."""
 
     grid: Mapping[str, list[Any]]
     tune: Mapping[str, list[Any]]
@@ -66,13 +66,13 @@ class Family:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A base config and the runs to make of it."""
+    """A base config, and the runs to make from it."""
 
     base: Mapping[str, Any]
     families: tuple[Family, ...]
     name: str
     validation: float | None = None
-    """What the runs that choose hold out, beside what the config does."""
+    """The share that the tuning runs hold out, in addition to the config's own."""
 
     @property
     def points(self) -> list[Point]:
@@ -80,7 +80,7 @@ class Sweep:
         return [point for family in self.families for point in family.points]
 
     def family(self, point: Point) -> Family:
-        """The family that a point belongs to, whatever its seed."""
+        """The family of a point, whatever its seed."""
         bare = without_seed(point)
         return next(f for f in self.families if bare in map(without_seed, f.points))
 
@@ -103,7 +103,7 @@ class Sweep:
 
     @property
     def choosing(self) -> list[Point]:
-        """The runs that choose tuned values, each once: seeds of a point share theirs."""
+        """All tuning runs, each once: the seeds of a point share them."""
         found = {slug(run): run for point in self.points for run in self.candidates(point)}
         return list(found.values())
 
@@ -113,12 +113,12 @@ class Sweep:
 
 
 def without_seed(point: Point) -> Point:
-    """What all seeds of a point share."""
+    """A point without its seed."""
     return {key: value for key, value in point.items() if key != "seed"}
 
 
 def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
-    """The sweep that a config file asks for; None if it is a single run. Every point is checked at once."""
+    """The sweep in a config file; None if the file is a single run. Every point is checked at once."""
     if SECTION in overrides:
         raise UserError("--set sweep: set one list of it at a time, for example --set 'sweep.seed=[0, 1]'")
     ours = {key: value for key, value in overrides.items() if key.startswith(f"{SECTION}.")}
@@ -167,8 +167,8 @@ def read_sweep(file: Path, overrides: Mapping[str, Any]) -> Sweep | None:
 
 
 def _refuse_unpaid_choice(config: Config, candidates: int) -> None:
-    """Choosing values by protected records costs privacy, and here it would not be paid for: what the runs
-    that choose are judged by is exact, and their number is fixed (see `tacit.privacy.tuning`).
+    """Choosing values by protected records costs privacy, and here nothing would pay for it: the tuning runs
+    are judged by exact numbers, and their count is fixed (see `tacit.privacy.tuning`).
     """
     if config.claimed is not None:
         raise UserError(
@@ -180,7 +180,7 @@ def _refuse_unpaid_choice(config: Config, candidates: int) -> None:
 
 
 def _refuse_untrained_choice(config: Config, personal: Sequence[str]) -> None:
-    """Values must not be chosen by a part of the model that nobody trains."""
+    """Refuse to choose values by a part of the model that nobody trains."""
     if personal and not config.evaluate.clients:
         raise UserError(
             f"sweep.tune: clients of {config.method.name} keep {', '.join(personal)} to themselves, and "
@@ -190,7 +190,7 @@ def _refuse_untrained_choice(config: Config, personal: Sequence[str]) -> None:
 
 
 def _price(config: Config, candidates: int) -> str:
-    """What an accounted choice would cost, as far as that is known before any data is read."""
+    """The cost of an accounted choice, as far as it is known before any data is read."""
     trials = max(2, candidates)
     ask = f"`tacit plan FILE --trials {trials}` tells what that costs"
     section, clients = config.privacy, getattr(config.data.partition, "clients", None)
@@ -243,7 +243,7 @@ def _family(file: Path, grid: Mapping[str, Any], tune: Mapping[str, Any]) -> Fam
 
 
 def _refuse_overruled(key: str, swept: Iterable[str], cases: bool) -> None:
-    """What a sweep varies cannot be set for all of its runs: the sweep would have the last word, silently."""
+    """A key that a sweep varies cannot also be set for all its runs: the sweep would silently override it."""
     for other in swept:
         if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
             where = " (or 'sweep.cases=[...]' if a case gives them)" if cases else ""
@@ -254,7 +254,7 @@ def _refuse_overruled(key: str, swept: Iterable[str], cases: bool) -> None:
 
 
 def load_one(file: Path, overrides: Mapping[str, Any]) -> Config:
-    """The config of a file; of a sweep, its first run."""
+    """The config of a file; for a sweep, that of its first run."""
     sweep = read_sweep(file, overrides)
     return load(file, overrides) if sweep is None else sweep.config(sweep.points[0])
 

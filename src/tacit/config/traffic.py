@@ -1,4 +1,4 @@
-"""What each method lets a client send, receive and keep: measured once, and stored beside this file."""
+"""What a client sends, receives and keeps under each method: measured once, and stored beside this file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STORED = Path(__file__).with_name("methods.json")
 
 
 def stored() -> dict[str, ClientTraffic]:
-    """What `write` found: to measure it again takes torch and seconds. A test does."""
+    """The stored measurements: measuring again takes torch and seconds. A test does it."""
     found: dict[str, ClientTraffic] = json.loads(STORED.read_text())
     return found
 
 
 def of_methods() -> dict[str, ClientTraffic]:
-    """The traffic of every method; of those that nobody has measured yet, it is measured now."""
+    """The traffic of every method; methods without a stored measurement are measured now."""
     found = stored()
     new = METHODS.keys() - found.keys()
     return found | measured(new) if new else found
@@ -36,6 +36,6 @@ def measured(names: Iterable[str]) -> dict[str, ClientTraffic]:
 
 
 def write() -> None:
-    """Measure every method and store what was found."""
+    """Measure every method and store the results."""
     lines = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in measured(METHODS).items()]
     STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,4 +1,4 @@
-"""YAML as configs are written in it: read with care, with the line of every key; and written.
+"""YAML for configs: read safely, with the line of every key; and written.
 
 >>> values, node = parse("rounds: 3\\nlocal: {lr: 1e-1}")
 >>> values, dict(lines(node))
@@ -19,20 +19,20 @@ from tacit.errors import UserError
 
 Key = tuple[str | int, ...]
 LONGEST, MOST_NODES, DEEPEST = 2_000_000, 100_000, 50
-"""Characters, values and depth of the largest config: far beyond any that is meant."""
+"""The most characters, values and depth of a config: far beyond any real one."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without dates: what looks like one is a text, which a section then refuses by its name.
+    """YAML without dates: text that looks like a date stays text, which the section then refuses by its key.
 
-    And `1e-1` is a number in it, as everywhere else; YAML 1.1 wants `1.0e-1`.
+    `1e-1` is a number here, as everywhere else; YAML 1.1 requires `1.0e-1`.
     """
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self._depth += 1
-        if self._depth > DEEPEST:  # also since PyYAML's time grows with the square of the depth
+        if self._depth > DEEPEST:  # PyYAML's time also grows with the square of the depth
             raise yaml.MarkedYAMLError(problem="sections lie too deep in each other")
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -53,10 +53,10 @@ _Loader.add_implicit_resolver(
 
 
 def parse(text: str) -> tuple[Any, yaml.Node | None]:
-    """A YAML text's values, and where they stand; `yaml.YAMLError` if it is not one that a config can be.
+    """A YAML text's values and their nodes; `yaml.YAMLError` if it cannot be a config.
 
-    Aliases may stand for much, or for themselves: what is written out would be endless is refused before
-    anything is built from it.
+    Aliases may stand for large values, or for themselves. A text whose expansion would be endless is refused
+    before anything is built from it.
     """
     if len(text) > LONGEST:
         raise yaml.YAMLError(f"more than {LONGEST:,} characters")
@@ -66,7 +66,7 @@ def parse(text: str) -> tuple[Any, yaml.Node | None]:
 
 @lru_cache(maxsize=4)
 def _parsed(text: str) -> tuple[Any, yaml.Node | None]:
-    """One command reads a run's config several times, and PyYAML takes longer than all the rest of that."""
+    """Cached: one command reads a run's config several times, and PyYAML takes most of that time."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -76,7 +76,7 @@ def _parsed(text: str) -> tuple[Any, yaml.Node | None]:
         return loader.construct_document(node), node
     except RecursionError:
         raise yaml.MarkedYAMLError(problem="sections lie too deep in each other") from None
-    except (LookupError, AttributeError):  # so PyYAML answers `!!timestamp x`
+    except (LookupError, AttributeError):  # PyYAML raises these for `!!timestamp x`
         raise yaml.MarkedYAMLError(problem="a tag (!!…) that does not fit its value; leave it out") from None
     except (ValueError, OverflowError, TypeError) as error:  # a number of 5,000 digits, a list as a key
         raise yaml.MarkedYAMLError(problem=f"a value that cannot be read ({error})") from None
@@ -99,7 +99,7 @@ def _refuse_endless(node: yaml.Node, seen: list[int], depth: int) -> None:
 
 
 def _plain(text: str) -> bool:
-    """Whether a text can be a file's name, and be written to one."""
+    """Whether a text can be a file name, and be written to a file."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:
@@ -107,20 +107,20 @@ def _plain(text: str) -> bool:
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML; where PyYAML has its part in C, the same text in a tenth of the time."""
+    """Plain values as YAML; with PyYAML's C part, the same text in a tenth of the time."""
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     return str(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True))
 
 
 def copied(value: Any) -> Any:
-    """Mappings and lists anew, all the way down."""
+    """A deep copy of mappings and lists."""
     if isinstance(value, Mapping):
         return {k: copied(v) for k, v in value.items()}
     return [copied(v) for v in value] if isinstance(value, list) else value
 
 
 def located(text: str, file: Path) -> tuple[Any, dict[Key, int]]:
-    """A file's values, and the line that each key stands on; one clear line if it is no such file."""
+    """A file's values, and the line of each key; one clear line if the file is not valid."""
     found: dict[Key, int] = {}
     try:
         values, node = parse(text)
@@ -137,7 +137,7 @@ def located(text: str, file: Path) -> tuple[Any, dict[Key, int]]:
 
 
 def lines(node: yaml.Node | None, prefix: Key = ()) -> Iterator[tuple[Key, int]]:
-    """Every key of a document, and its line."""
+    """Every key of a document, with its line."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             key = (*prefix, str(name.value))

@@ -1,7 +1,7 @@
-"""Which of a client's n records make up each batch, and the batches themselves.
+"""Selects which of a client's n records form each batch, and builds the batches.
 
-`epochs`, `steps` and `by_seconds` yield positions in 0…n-1; the caller owns the generator, so a client's
-batches depend on its own name and nothing else. `gather` turns positions into model inputs.
+`epochs`, `steps` and `by_seconds` yield positions in 0…n-1. The caller owns the generator, so a client's
+batches depend only on its own name. `gather` turns positions into model inputs.
 
 >>> rng = np.random.default_rng(0)
 >>> [len(batch) for batch in epochs(10, 4, 2, rng)]
@@ -26,13 +26,13 @@ from tacit.data.widths import apart, one_by_one
 from tacit.lazy import torch
 
 MANY = 1024
-"""Records that are copied out of their storage at once: a client may hold more than memory does."""
+"""How many records are copied out of their storage at once: a client may hold more than fits into memory."""
 SMALL = 1 << 20
-"""Bytes of records, in storage form, that may be prepared in one go: about what a core's own cache holds."""
+"""The most bytes of records, in storage form, to prepare in one go: about the size of a core's cache."""
 
 
 def epochs(n: int, batch: int, epochs: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Every record once an epoch, reshuffled each time; the last, smaller batch is kept."""
+    """Every record once per epoch, reshuffled each time; a smaller last batch is kept."""
     if batch < 1:
         raise ValueError(f"a batch needs at least one record, not {batch}")
     for _ in range(epochs):
@@ -42,7 +42,7 @@ def epochs(n: int, batch: int, epochs: int, rng: np.random.Generator) -> Iterato
 
 
 def steps(n: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Exactly `steps` batches from as many reshuffled epochs as it takes; none at all if n is 0."""
+    """Exactly `steps` batches, from as many reshuffled epochs as needed; no batches if n is 0."""
     if batch < 1:
         raise ValueError(f"a batch needs at least one record, not {batch}")
     a_pass = -(-n // batch)
@@ -53,9 +53,10 @@ def steps(n: int, batch: int, steps: int, rng: np.random.Generator) -> Iterator[
 def by_seconds(
     seconds: NDArray[Any], limit: float, epochs: int | None, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Batches of up to `limit` seconds of sound in all, from reshuffled epochs; without end if None.
+    """Batches of up to `limit` seconds of sound in total, from reshuffled epochs; endless if `epochs` is
+    None.
 
-    Neighbours in the shuffled order fill a batch until the next one would not fit. A record longer than the
+    Neighbours in the shuffled order fill a batch until the next one does not fit. A record longer than the
     limit is a batch by itself.
     """
     if limit <= 0:
@@ -66,7 +67,7 @@ def by_seconds(
         start = 0
         while start < len(order):
             before = ends[start - 1] if start else 0.0
-            # A hair of slack: ten times 0.1 s is within 1 s, whatever the sum rounds to.
+            # A little slack: ten times 0.1 s is within 1 s, however the sum is rounded.
             stop = max(start + 1, int(np.searchsorted(ends, before + limit * (1 + 1e-9), "right")))
             yield order[start:stop]
             start = stop
@@ -86,9 +87,9 @@ def gather(
     """The batches whose positions among the client's `indices` are `rows`, changed and prepared one by one.
 
     Records are copied out of their storage about one pass over the client at a time, and a batch is a view of
-    that copy: for small records, to gather each batch by itself would cost as much as a tenth of a step. Few
-    and small ones are even prepared together, where `records.joint` says that this is as good. `numbers`
-    are what `change` is told the batches are; 0, 1, 2 … if not given.
+    that copy: for small records, gathering each batch separately would cost up to a tenth of a step. A few
+    small batches are even prepared together, if `records.joint` says that the result is the same. `numbers`
+    are the batch numbers passed to `change`; 0, 1, 2 … if not given.
     """
     for (batch,) in _gather(records, lambda b: [records.prepare(b)], indices, rows, change, numbers):
         yield batch
@@ -101,9 +102,9 @@ def gather_apart(
     change: Change | None = None,
     numbers: Iterator[int] | None = None,
 ) -> Iterator[list[Batch]]:
-    """The same batches, each as parts in which no record depends on another (see `tacit.data.widths`).
+    """The same batches, each in parts in which no record depends on another (see `tacit.data.widths`).
 
-    Records that do not say how are taken and prepared one at a time.
+    Records without a method for this are taken and prepared one at a time.
     """
     own = apart(records)
     if own is not None:

@@ -1,6 +1,6 @@
-"""From the cells of a row to what a model learns from: its input, its target, its user.
+"""From the cells of a row to a model's input, target and user.
 
-Nothing is guessed: what does not fit is refused with its row.
+Nothing is guessed: a cell that does not fit is refused, with its row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Coding:
     names: tuple[str, ...] = ()
     codes: Mapping[Any, int] = field(default_factory=dict)
     tokens: tuple[str, ...] = ()
-    """Of speech: the characters of transcripts."""
+    """For speech: the characters of transcripts."""
 
 
 def coding_of(columns: Columns, meaning: Meaning) -> Coding:
@@ -61,7 +61,7 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
         ]
         words = {v for v in flat if isinstance(v, str)}
         most = max((int(v) for v in flat if v not in words and int(v) >= 0), default=0) + 1
-        if meaning.classes:  # each label by itself is the name of one of them, or its number
+        if meaning.classes:  # each label is the name of a class, or its number
             if most > len(meaning.classes) and not meaning.skip_bad:
                 raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
             return _coded(sorted(words), columns, meaning)
@@ -100,7 +100,7 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
                 )
             if not _unlabelled(plain, meaning):
                 known.add(int(plain) if isinstance(plain, float) else plain)
-    if meaning.classes:  # each label by itself is one of them, or none
+    if meaning.classes:  # each label is a class, or none
         return _coded(sorted(known, key=str), columns, meaning)
     if len({type(v) for v in known}) > 1:
         raise UserError(
@@ -111,7 +111,7 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
 
 
 def _instead(labels: Any) -> str:
-    """What to do about a list where one class is wanted."""
+    """The advice for a list where one class is expected."""
     numbers = [v for v in map(_plain, labels) if isinstance(v, int | float)]
     if len(labels) == 1:
         return "it has one entry, so take that (of an array y: y.ravel())"
@@ -121,7 +121,7 @@ def _instead(labels: Any) -> str:
 
 
 def _list_of_labels(columns: Columns, meaning: Meaning, row: int) -> list[Any] | None:
-    """The labels of a row of `multi-label`, or None where they are missing; refuses what is no list."""
+    """The labels of a `multi-label` row, or None if they are missing; refuses anything but a list."""
     value = columns.column(meaning.label or "", "label")[row]
     if _missing(_plain(value)):
         return None
@@ -142,7 +142,7 @@ def _hot(labels: Sequence[Any]) -> bool:
 
 
 def _places(rows: Sequence[Sequence[Any]]) -> int | None:
-    """How many zeros and ones a row has, if that is what most rows are: then any other row is a mistake, and
+    """How many zeros and ones a row has, if most rows consist of them: then any other row is a mistake, and
     not a list of names.
     """
     lengths = Counter(len(labels) for labels in rows if _hot(labels))
@@ -158,7 +158,7 @@ def _not_hot(columns: Columns, meaning: Meaning, row: int, found: Any, size: int
 
 
 def _refuse_no_classes(columns: Columns, meaning: Meaning, known: set[Any]) -> None:
-    """A column of numbers or names of which each record has its own, or all have the same, is no class."""
+    """Refuse a column in which each record has its own value, or all have the same: it has no classes."""
     if meaning.task != "classification":
         return
     where = f"label: column {meaning.label!r}"
@@ -181,7 +181,7 @@ def _refuse_no_classes(columns: Columns, meaning: Meaning, known: set[Any]) -> N
 
 
 def _coded(found: Sequence[Any], columns: Columns, meaning: Meaning) -> Coding:
-    """Numbers for the labels that were found: in their own order, or in that of the classes there may be."""
+    """Numbers for the labels that were found, in sorted order, or in the order of the declared classes."""
     classes = meaning.classes
     if not classes:
         names = tuple(str(v) for v in found)
@@ -200,7 +200,7 @@ def _coded(found: Sequence[Any], columns: Columns, meaning: Meaning) -> Coding:
 
 
 def _whole(name: str) -> bool:
-    """Whether a class is called as a whole number is written."""
+    """Whether the name of a class is a whole number."""
     return name.removeprefix("-").isdecimal() and str(int(name)) == name
 
 
@@ -212,7 +212,7 @@ def _negative(label: Any) -> bool:
 
 
 def _place(columns: Columns, meaning: Meaning, label: Any) -> str:
-    """Where a label is first, to begin a sentence with."""
+    """The place of a label's first occurrence, as the start of a sentence."""
     for row, value in enumerate(columns.column(meaning.label or "", "label")):
         held = (int(v) if isinstance(v, float) and v.is_integer() else v for v in np.ravel(value))
         if str(label) in map(str, held):
@@ -221,9 +221,11 @@ def _place(columns: Columns, meaning: Meaning, label: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value of numpy's as one of Python's; a date as a date in every unit, and none where there is none."""
+    """A numpy value as a Python value; a date in any unit as a date, and a missing date as None."""
     if isinstance(value, np.datetime64 | np.timedelta64):
-        return value.astype(f"{value.dtype.kind}8[us]").item()  # of nanoseconds `item` is a whole number
+        return value.astype(
+            f"{value.dtype.kind}8[us]"
+        ).item()  # for nanoseconds, `item` would return a whole number
     return (
         value.item()
         if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim)
@@ -232,7 +234,7 @@ def _plain(value: Any) -> Any:
 
 
 def _decimal(text: str) -> Any:
-    """A number that a file of text holds, if it is one with decimals: those are no classes."""
+    """A text cell as a number, if it has decimals: such values are no classes."""
     try:
         number = float(text)
     except ValueError:
@@ -245,7 +247,7 @@ def _missing(value: Any) -> bool:
 
 
 def _unlabelled(value: Any, meaning: Meaning) -> bool:
-    """Whether this is no class: nothing, or an empty cell, unless that is the name of a class."""
+    """Whether this is no class: None, or an empty cell unless "" is the name of a class."""
     return _missing(value) or (isinstance(value, str) and not value.strip() and value not in meaning.classes)
 
 
@@ -299,8 +301,8 @@ def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
 
 
 def _number(value: Any) -> float:
-    """A cell as a number. TypeError for what Python would make one of silently: nanoseconds of a date, the
-    first half of a complex number.
+    """A cell as a number. TypeError for values that Python would silently convert: a date's nanoseconds, the
+    real part of a complex number.
     """
     if isinstance(value, (np.datetime64, np.timedelta64, np.complexfloating)):
         raise TypeError
@@ -308,7 +310,7 @@ def _number(value: Any) -> float:
 
 
 def _no_number(value: Any) -> str:
-    """What is said of a cell that should be a number, and what to do."""
+    """The error for a cell that should be a number, and what to do."""
     shown = repr(value) if isinstance(value, str) else str(value)
     if isinstance(value, datetime.date):
         return f"the date {shown}, not a number; make it one, such as days since a date"
@@ -403,7 +405,9 @@ def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> A
 
 
 def _tag(coding: Coding, value: Any, columns: Columns, row: int, meaning: Meaning) -> int:
-    """The class of a word; where all classes are named, a number is that of one of them, or of no class."""
+    """The class of a word. If all classes are named, a number is the number of one of them, or means no
+    class.
+    """
     if isinstance(value, str) or not meaning.classes:
         return _code(coding, str(value), columns, row, meaning)
     if value >= coding.outputs:
@@ -441,7 +445,7 @@ def _wave(value: Any, where: str) -> NDArray[np.float32]:
     rate = RATE
     if isinstance(value, Mapping) and value.get("array") is not None:
         value, rate = value["array"], int(value["sampling_rate"])
-    elif isinstance(value, Mapping):  # as `datasets` keeps undecoded sounds
+    elif isinstance(value, Mapping):  # the form of undecoded sounds in `datasets`
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str | Path | bytes):
         try:
@@ -459,7 +463,7 @@ def _wave(value: Any, where: str) -> NDArray[np.float32]:
 
 
 def _heard(wave: NDArray[np.float32], seconds: float) -> NDArray[np.float32]:
-    """Log-mel features of its first seconds, [1, frames, 80]; what is beyond its end is zero."""
+    """Log-mel features of the first seconds, [1, frames, 80]; zero after the sound's end."""
     import torch
 
     from tacit.data.speech.features import RATE, log_mel
@@ -474,7 +478,7 @@ def _heard(wave: NDArray[np.float32], seconds: float) -> NDArray[np.float32]:
 
 
 def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:
-    """[C, H, W]: pixels as uint8, or an array of floats as it is."""
+    """A picture as [C, H, W]: pixels as uint8, or an array of floats unchanged."""
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(value, np.ndarray) or (
@@ -493,7 +497,7 @@ def _picture(value: Any, size: int | None, where: str) -> NDArray[Any]:
             raise UserError(f"image: {where} holds values that are not finite numbers that float32 holds")
         return found.astype(np.float32)
     try:
-        if isinstance(value, Mapping):  # as `datasets` keeps undecoded pictures
+        if isinstance(value, Mapping):  # the form of undecoded pictures in `datasets`
             value = io.BytesIO(value["bytes"]) if value.get("bytes") else value["path"]
         picture = value if hasattr(value, "convert") else Image.open(value)
         picture = picture.convert(mode_of(picture))

@@ -1,4 +1,4 @@
-"""Which records are public, and which client holds which of the others, as the section `data` says."""
+"""Decides which records are public, and which client holds which of the others, by the section `data`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tacit.errors import UserError
 
 
 def split_public(section: Data, dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of the public records, and of the others, which clients share.
+    """Positions of the public records, and of the others, which the clients share.
 
-    Which ones are public is a fact about the data and not about a run: every seed sets the same ones aside,
-    so a model that was pre-trained on them has seen no client's of any run. Of each class it is the same
-    share. Where clients are the data's own users, whole users are set aside: a record of a protected client
-    is not public. Each is drawn by its own name, so that one user more or less changes nothing for the
-    others; the share is then one of users, and holds on the average.
+    Which records are public is a property of the data, not of a run: every seed sets the same ones aside, so
+    a model that was pre-trained on them has seen no client's record of any run. Each class contributes the
+    same share. If clients are the data's own users, whole users are set aside, since a record of a protected
+    client is not public. Each user is drawn by its own name, so one user more or less changes nothing for the
+    others; the share is then one of users, and holds on average.
     """
     n, share, labels = len(dataset.train), section.public, dataset.train.labels
     if share and isinstance(section.partition, Natural) and dataset.train.users is not None:
@@ -46,7 +46,7 @@ def split_public(section: Data, dataset: Dataset) -> tuple[NDArray[np.int64], ND
 
 
 def _turns(labels: NDArray[Any]) -> NDArray[np.float64]:
-    """When each record's turn comes if classes are drawn from evenly: by its share of its own class.
+    """A record's turn if classes are drawn evenly: its rank as a share of its own class.
 
     >>> _turns(np.array([7, 7, 3, 7, 3, 7])).tolist()
     [0.125, 0.375, 0.25, 0.625, 0.75, 0.875]
@@ -61,10 +61,10 @@ def _turns(labels: NDArray[Any]) -> NDArray[np.float64]:
 def shared_out(
     section: Data, dataset: Dataset, private: NDArray[np.int64], seed: int, apart: bool = False
 ) -> Population:
-    """The clients and what each one holds, out of the `private` records: those that are not public.
+    """The clients and their records, out of the `private` records: those that are not public.
 
-    With `apart`, what one user holds does not decide which of the others' records are held out: where whole
-    clients are protected it must not.
+    With `apart`, one user's records do not affect which records of other users are held out. That is required
+    where whole clients are protected.
     """
     records, kind, rng = dataset.train, section.partition, randomness.generator(seed, "partition")
     if isinstance(kind, Iid):
@@ -102,7 +102,7 @@ def shared_out(
 
 
 def validation_records(population: Population, dataset: Dataset) -> Records:
-    """Records to choose settings by: every client's validation split together, or else the data set's own."""
+    """Records for choosing settings: every client's validation split together, or else the data set's own."""
     if not population.validation and dataset.validation is not None:
         return dataset.validation
     held_out = [population.validate(client) for client in range(len(population))]

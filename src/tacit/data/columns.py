@@ -1,4 +1,4 @@
-"""Tables, arrays, lists and the objects of other libraries, all as columns; and what the columns mean."""
+"""Tables, arrays, lists and objects of other libraries, all as columns; and the meaning of the columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tacit.errors import UserError
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns by name, with a way to say where a row came from."""
+    """Columns by name, and a way to say where a row came from."""
 
     values: Mapping[str, Sequence[Any]]
     where: Callable[[int], str] = field(default=lambda row: f"row {row}")
@@ -38,7 +38,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the columns are; see `dataset`."""
+    """The meaning of the columns; see `dataset`."""
 
     features: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def columns_of(source: Any, what: str) -> Columns:
 
 
 def refuse_stream(source: Any, what: str) -> None:
-    """Refuse what gives records one after the other and cannot tell how many, or the one with a number."""
+    """Refuse a source that streams records and has no length, or cannot return a record by its number."""
     from torch.utils.data import Dataset as TorchDataset
     from torch.utils.data import IterableDataset
 
@@ -107,14 +107,14 @@ def refuse_stream(source: Any, what: str) -> None:
 
 
 def _named_classes(source: Any, name: str) -> Sequence[Any]:
-    """A column of a `datasets` object; classes by their names, which it knows."""
+    """A column of a `datasets` object; classes as names, which the object knows."""
     values, feature = source[name], source.features[name]
     names = getattr(feature, "names", None)
     return [names[v] if v is not None and v >= 0 else None for v in values] if names else list(values)
 
 
 def _refuse_equal_names(names: Iterable[Any], what: str) -> None:
-    """Two columns of one name (1 and "1" are one, too) would be taken together, or one for the other."""
+    """Refuse two columns of one name (1 and "1" are the same): one could be mistaken for the other."""
     seen: set[str] = set()
     for name in map(str, names):
         if name in seen:
@@ -134,8 +134,8 @@ def _checked(values: dict[str, Sequence[Any]], what: str) -> Columns:
 
 
 def _by_position(column: Any) -> Sequence[Any]:
-    """A column whose entries are numbered 0, 1, 2, …: those of a pandas Series go by its index, which a
-    shuffle or a split has left as it was.
+    """A column whose entries are numbered 0, 1, 2, …. A pandas Series is indexed by its own index, which a
+    shuffle or a split does not renumber.
     """
     found: Sequence[Any] = column.to_numpy() if hasattr(column, "to_numpy") else column
     return found
@@ -147,7 +147,7 @@ def are_columns(source: Mapping[Any, Any]) -> bool:
 
 
 def pair_of(source: Any) -> tuple[Sequence[Any], Sequence[Any]] | None:
-    """(x, y) of a pair of arrays, or of a torch data set of pairs; None of anything else."""
+    """(x, y) from a pair of arrays, or from a torch data set of pairs; None for anything else."""
     if isinstance(source, tuple) and len(source) == 2:
         return _array_like(source[0]), _array_like(source[1])
     from torch.utils.data import Dataset as TorchDataset

@@ -1,8 +1,8 @@
-"""The files that Fashion-MNIST, MNIST and CIFAR-10 come in, as arrays.
+"""Reads the files of Fashion-MNIST, MNIST and CIFAR-10 as arrays.
 
-Each reader takes a folder, finds its files anywhere below, and returns `train_x` (uint8 [n, C, H, W]),
+Each reader takes a folder, finds its files anywhere below it, and returns `train_x` (uint8 [n, C, H, W]),
 `train_y` and the same for `test`. Nothing here runs code from a file: CIFAR-10's pickles are read with an
-unpickler that knows arrays and nothing else.
+unpickler that builds only arrays.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _CIFAR: dict[str, Callable[[Path], tuple[NDArray[Any], NDArray[Any]]]] = {
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Builds numpy arrays; a pickle that asks for anything else is refused, so it cannot run code."""
+    """Builds only numpy arrays. A pickle that asks for anything else is refused, so it cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}:

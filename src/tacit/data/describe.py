@@ -1,6 +1,6 @@
 """What each client holds: rows for a program, a table for a terminal, a picture for a report.
 
-Only the clients that are shown are looked at, so ten million of them are described as fast as ten.
+Only the clients that are shown are read, so describing ten million is as fast as describing ten.
 
 >>> from tacit.data.records import ArrayRecords
 >>> records = ArrayRecords(np.zeros((6, 1, 2, 2), np.uint8), [0, 0, 1, 1, 1, 2])
@@ -26,15 +26,15 @@ from tacit.errors import UserError
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One client: how many records it trains and tests on, and how many of each class it owns in all."""
+    """One client: how many records it trains and tests on, and how many of each class it owns in total."""
 
     client: int
     train: int
     test: int
     labels: tuple[int, ...]
-    """Empty where the records have no classes."""
+    """Empty if the records have no classes."""
     name: str | None = None
-    """Whose records they are, where they are one user's."""
+    """The user's name, if all records are one user's."""
 
 
 def client_table(population: Population, classes: int, limit: int = 20) -> list[ClientRow]:
@@ -44,7 +44,7 @@ def client_table(population: Population, classes: int, limit: int = 20) -> list[
 
 
 def client_names(population: Population, most: int = 10_000) -> list[str] | None:
-    """What every client is called; None where records have no users, or clients are more than `most`."""
+    """The names of all clients; None if records have no users, or there are more than `most` clients."""
     users = population.records.users
     if users is None or len(population) > most or not len(population.indices):
         return None
@@ -65,7 +65,7 @@ def to_json(population: Population, classes: int, limit: int = 20) -> dict[str, 
 
 
 def to_table(population: Population, classes: int, limit: int = 20, names: tuple[str, ...] = ()) -> Table:
-    """The same for a terminal. More than twelve classes would not fit; then the largest few are named."""
+    """The same for a terminal. More than twelve classes would not fit; then only the largest are named."""
     rows = client_table(population, classes, limit)
     table = Table(title=f"{len(rows)} of {len(population):,} clients")
     for name in ("client", "train", "test"):
@@ -93,7 +93,7 @@ def split_picture(
         raise UserError("these records have no class labels, so there is no label split to draw")
     rows = client_table(population, classes, limit)
     counts = np.array([row.labels for row in rows])
-    # Small splits have room for the numbers, which say more than a shade.
+    # Small splits have room for the numbers, which are clearer than shades.
     numbered = classes <= 20
     width = 3.2 + (0.42 * classes if numbered else min(10.0, 0.09 * classes + 3.0))
     figure = Figure(figsize=(max(6.0, width), 1.9 + 0.24 * len(rows)), layout="constrained")
@@ -115,11 +115,11 @@ def split_picture(
     held = float((counts > 0).sum(axis=1).mean())
     figure.suptitle(f"Labels of {shown}: {held:.1f} of {classes} classes each, on average", fontsize=10)
     figure.colorbar(image, ax=axes, label="records of the class", fraction=0.05)
-    # Under its final name only when complete, so that no reader sees half a picture.
+    # The file gets its final name only when complete, so no reader sees half a picture.
     scratch = Path(f"{path}.part")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # names in scripts that the font lacks become boxes
+            warnings.filterwarnings("ignore", "Glyph")  # characters that the font lacks become boxes
             figure.savefig(scratch, format="png", dpi=130)
         scratch.replace(path)
     except OSError as error:
@@ -152,7 +152,7 @@ def _user(population: Population, client: int) -> str | None:
 
 
 def sizes_told(population: Population) -> str:
-    """How many records clients train on, in a line."""
+    """One line on how many records clients train on."""
     sizes = population.sizes
     return f"training records a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}"
 

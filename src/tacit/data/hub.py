@@ -1,6 +1,6 @@
 """Data sets of the Hugging Face hub, folders of pictures and files of rows, as arrays.
 
-All go through `datasets`, which knows their many layouts.
+All are read by `datasets`, which knows their many layouts.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from tacit.fetching.hub import TIMEOUT, Unavailable, first_line, left_out, probe
 PICTURES = "imagefolder"
 """`datasets`' own name for a folder of pictures with one sub-folder for each class."""
 ROWS = "rows"
-"""A folder whose files say by their names what they are."""
+"""A folder with file formats that the file names show."""
 PARTS = ("text", "pair")
-"""What the first and the second text of a record are called in the cache."""
+"""The cache's names for the first and the second text of a record."""
 WITH_CLASSES = "texts with classes go into a csv or json file, with a column for either"
 OF_FILES = "name another column, or, of a csv, parquet or json file, set"
 
 
 class _Unequal(Exception):
-    """A picture is not as large as the first one."""
+    """A picture's size differs from the first one's."""
 
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Which columns hold a record's parts. Picture and class are guessed where None; a text or user never."""
+    """The columns of a record's parts. None: guess it (picture or class only, never a text or user)."""
 
     image: str | None = None
     label: str | None = None
     user: str | None = None
     text: tuple[str, ...] = ()
-    """One column, or two whose texts belong together; none for pictures."""
+    """One column, or two whose texts belong together; empty for pictures."""
     labelled: bool = True
-    """Texts for language modelling need no class."""
+    """Whether a class is needed; texts for language modelling need none."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     if isinstance(where, Path):
         found = where.rglob("*") if where.is_dir() else [where]
         files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
-    # Since 4, no picture is cut to 8 bits or loses its colours, and no missing label is a class.
+    # Since version 4, pictures are not cut to 8 bits, keep their colours, and a missing label is not a class.
     described = [4, source.kind, str(where), astuple(columns), size, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
@@ -116,7 +116,7 @@ def _write(
 ) -> None:
     codes, names = _classes(train, columns) if columns.label else (None, [])
     about["classes"] = len(names)
-    # Numbers from 0 are no names: one owner's records may lack the last of them.
+    # Numbers from 0 are no names: one owner's records may lack the last classes.
     about["labels"] = [] if names == [str(number) for number in range(len(names))] else names
     if not columns.text:
         _write_pictures({"train": train, "test": test}, columns, size, into)
@@ -143,8 +143,9 @@ def _watched(rows: Any, what: str) -> Iterable[Any]:
 
 
 def _write_pictures(tables: dict[str, Any], columns: ColumnNames, size: int | None, into: Path) -> None:
-    """Pictures that are all of one size, and no larger than `size`, are kept as they are: enlarging a batch
-    takes no time, and enlarged pictures would take fifty times the space. Others are resized here, once.
+    """If all pictures have one size, and are no larger than `size`, they are kept as they are: enlarging a
+    batch takes no time, and stored enlarged pictures would take fifty times the space. Others are resized
+    here, once.
     """
     own = _shape(tables["train"], columns)
     if size is None or max(own[1:]) <= size:
@@ -176,13 +177,14 @@ def _from_hub(name: str, offline: bool) -> Any:
     probe(lambda: HfApi().dataset_info(repository, timeout=TIMEOUT))
     try:
         return datasets.load_dataset(repository, *([part] if part else []))
-    except Exception as error:  # `datasets` raises a dozen kinds, most of them about the network
+    except Exception as error:  # `datasets` raises a dozen kinds of errors, mostly network errors
         raise Unavailable(first_line(error)) from None
 
 
 def _refuse_other_ids(table: Any, user: str | None, guessed: bool) -> None:
-    """Users' ids are texts or whole numbers: of other types one user's would change how all are called. So
-    would numbers whose type a reader `guessed` from all of them: 001 is 1 where nobody has letters.
+    """User ids must be texts or whole numbers. With other types, one user's id would change the names of all.
+    The same holds for numbers whose type a reader `guessed` from the whole column: 001 becomes 1 if no id has
+    letters.
     """
     if user is None or user not in table.features:
         return
@@ -205,8 +207,8 @@ def _text_of(cell: str) -> str | None:
 
 
 def _from_files(source: Source, user: str | None, texts: tuple[str, ...], scratch: str) -> Any:
-    """`user` and `texts`: columns that are read as they stand. A reader that finds a type for all of it would
-    call 001 by another name where nobody has letters.
+    """`user` and `texts`: columns that are read as text. A reader that infers a type for the whole column
+    would rename 001 if no cell has letters.
     """
     import datasets
 
@@ -221,14 +223,14 @@ def _from_files(source: Source, user: str | None, texts: tuple[str, ...], scratc
         place = {"data_dir": str(where)} if where.is_dir() else {"data_files": str(where)}
         if kind != "csv":
             return datasets.load_dataset(kind, **place, cache_dir=scratch)
-        # Nothing but an empty cell is missing: a label may be called None, and a person NA.
+        # Only an empty cell is missing: a label may be called None, and a person NA.
         as_written: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
         as_written["converters"] = dict.fromkeys(texts, _text_of) | ({} if user is None else {user: str})
         return datasets.load_dataset(kind, **place, **as_written, cache_dir=scratch)
     except Exception as error:  # `datasets` has no common error for "nothing usable here"
         what = {PICTURES: "a folder of pictures", ROWS: "a folder of rows"}.get(kind, kind)
         none = isinstance(error, StopIteration) or "corresponds to no data" in str(error)
-        # What went wrong is beneath its "an error occurred".
+        # The cause is hidden beneath its "an error occurred".
         why = "there is no record in it" if none else first_line(error.__cause__ or error)
         noted = none and kind == PICTURES and where.is_dir() and any(where.rglob("*.txt"))
         instead = f"; {WITH_CLASSES}" if noted else ""
@@ -239,7 +241,7 @@ def _from_files(source: Source, user: str | None, texts: tuple[str, ...], scratc
 
 
 def _train_and_test(splits: Any, train: Any, columns: ColumnNames) -> tuple[Any, Any]:
-    """What to test on: the test split, unless its labels are kept secret (GLUE's are all −1), or the next."""
+    """The test set: the test split, or the next one if its labels are kept secret (GLUE's are all −1)."""
     for name in ("test", "validation", "validation_matched"):
         if name in splits and splits[name] is not train:
             held_out = splits[name]
@@ -253,7 +255,7 @@ def _train_and_test(splits: Any, train: Any, columns: ColumnNames) -> tuple[Any,
 
 
 def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
-    """Fill in the picture's and the class's column: by type where just one has it, else by usual name."""
+    """Fill in the columns of picture and class: by type if exactly one column has it, else by usual name."""
     kinds = {name: type(feature).__name__ for name, feature in table.features.items()}
     for given in (columns.image, columns.label, columns.user, *columns.text):
         if given is not None and given not in kinds:
@@ -293,11 +295,11 @@ def _shape(table: Any, columns: ColumnNames) -> tuple[int, int, int]:
 
 
 def _opened(get: Callable[[], Any], number: int) -> Any:
-    """A picture with its pixels; one that is broken is named."""
+    """A picture with its pixels loaded; a broken one is named."""
     try:
         picture = get()
         picture.load()
-    except (OSError, SyntaxError, ValueError) as error:  # what PIL says of files that are broken
+    except (OSError, SyntaxError, ValueError) as error:  # PIL raises these for broken files
         told = str(error).strip().splitlines() or [
             type(error).__name__
         ]  # whole: it ends with the file's name
@@ -310,7 +312,7 @@ def _opened(get: Callable[[], Any], number: int) -> Any:
 
 
 def _called(picture: Any, number: int) -> str:
-    """How a picture is called: by its file, if it has one."""
+    """A picture's name: its file, if it has one."""
     return getattr(picture, "filename", "") or f"picture {number}"
 
 
@@ -336,7 +338,7 @@ def _fill(x: NDArray[np.uint8], table: Any, columns: ColumnNames, size: int | No
 
 
 def _classes(table: Any, columns: ColumnNames) -> tuple[NDArray[Any] | None, list[str]]:
-    """The label values in order where they have to be numbered, and what the classes are called."""
+    """The label values in order, if they must be numbered, and the names of the classes."""
     feature = table.features[columns.label]
     if hasattr(feature, "num_classes"):
         return None, [feature.int2str(number) for number in range(feature.num_classes)]
@@ -345,7 +347,7 @@ def _classes(table: Any, columns: ColumnNames) -> tuple[NDArray[Any] | None, lis
 
 
 def _label_values(table: Any, columns: ColumnNames) -> NDArray[Any]:
-    """What stands in the column of labels: no row lacks one, and decimals are no classes."""
+    """The label column's values; refuses missing labels, and decimals, which are no classes."""
     given = table[columns.label]
     where = f"column {columns.label!r}"
     if any(label is None or label != label or label == "" for label in given):

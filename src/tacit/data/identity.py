@@ -1,7 +1,7 @@
-"""Which data a run is about: enough to tell whether two runs touch the same people.
+"""The identity of a run's data: enough to tell whether two runs use the same people's records.
 
-Charges belong to data, not to runs. A ledger is bound to the fingerprint of what it protects, so that it
-cannot go on for others, and a model that began in another run brings along what was spent there if the two
+Charges belong to data, not to runs. A ledger is bound to the fingerprint of the data that it protects, so it
+cannot continue on other data. A model that started in another run inherits that run's charges if the two
 share anyone.
 
 >>> from tacit.data.records import ArrayRecords
@@ -11,14 +11,14 @@ share anyone.
 >>> everyone.overlaps(one), everyone.fingerprint == one.fingerprint
 (True, False)
 
-What it looks at: every record's user, label and contents as they came (before tokens or pixels are made of
-them), and which client holds which. Two runs share someone if they share a user, where both know their users,
-or have records in common. The latter is told by the smallest hashes of either's records, so a renamed,
-shortened or extended copy of a data set is recognised, and single records that two large sets share may not
-be: sets of up to `SKETCH` records are compared in full; m records of a larger set of n go unnoticed with a
-chance of (1 − m/n) to that power. Where the contents cannot be had cheaply (millions of records, a source of
-one's own without `raw`), some records spread over the whole stand for all: k of either, in whatever order,
-have k²/n in common on average, and none with a chance of e to minus that.
+The identity covers every record's user, label and original content (before tokenizing or decoding), and which
+client holds which record. Two runs share someone if they share a user (where both know their users) or have
+records in common. Common records are found by the smallest hashes of either's records. A renamed, shortened
+or extended copy of a data set is therefore recognised, while single records that two large sets share may be
+missed: sets of up to `SKETCH` records are compared in full; m records of a larger set of n go unnoticed with
+probability (1 − m/n) to that power. If the contents are expensive to read (millions of records, or a custom
+source without `raw`), a sample of records, spread over the whole, stands for all. Two samples of k, in any
+order, have k²/n records in common on average, and none with probability e to minus that.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tacit.data.records import Raw, Records
 from tacit.lazy import torch
 
 MANY = 1_000_000
-"""Up to so many records are all looked at: a few microseconds each."""
+"""Up to this many records are all read: a few microseconds each."""
 SAMPLED = 1 << 13
-"""Records that are looked at where each must be prepared for it: of a million, two runs have 67 in common."""
+"""How many records are read if each must be prepared first: of a million, two runs have 67 in common."""
 SKETCH = 1 << 14
-"""Hashes of records that are written down: the smallest ones."""
+"""How many hashes of records are stored: the smallest ones."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Identity:
     """The data of one run."""
 
     name: str
-    """Of the data set."""
+    """The data set's name."""
     content: str
     """A hash of the records, their labels and their users."""
     clients: str
@@ -57,22 +57,25 @@ class Identity:
     sketch: tuple[str, ...]
     """The smallest hashes of the clients' records, sorted."""
     people: tuple[str, ...] | None
-    """Whose records the clients hold, where that is known."""
+    """The users whose records the clients hold, if known."""
     holders: tuple[str, ...] | None = None
-    """Whose each record of the sketch is, where every client is one person with all that is theirs."""
+    """The owner of each record in the sketch, if every client is one person with all of that person's
+    records.
+    """
     public: tuple[str, ...] = ()
-    """The smallest hashes of the records that the run called public, and used as they are."""
+    """The smallest hashes of the records that the run declared public, and used without protection."""
 
     @property
     def fingerprint(self) -> str:
-        """What a ledger is bound to: the records, and who holds which."""
+        """The fingerprint that a ledger is bound to: the records, and who holds which."""
         return sha256(f"{self.content} {self.clients}".encode()).hexdigest()
 
     def overlaps(self, other: Identity) -> bool:
-        """Whether some person's records may be in both: they have records in common, or people.
+        """Whether some person's records may be in both: they have records or people in common.
 
-        Either suffices. People alone would not do: the same records under another column for users have
-        nobody in common.
+        Either is enough. Comparing people alone would not do: the same records with another user column have
+        nobody in common. If either run does not know its people, data sets of the same name count as
+        overlapping.
         """
         if not set(self.sketch).isdisjoint(other.sketch):
             return True
@@ -81,24 +84,22 @@ class Identity:
         return self.name == other.name
 
     def same_clients(self, other: Identity) -> bool:
-        """Whether whoever is a client in both is the same client: one client here is never several there.
+        """Whether a client of both is the same client in both: one client here is never several there.
 
-        So it is where both have the very same clients, and where clients are people in both: the same people,
-        if of nobody's records half or more are somebody else's in the other run. (Some, such as a text of one
-        word, many have.)
+        This holds if both have exactly the same clients. It also holds if clients are people in both and
+        nobody has half or more of their records held by somebody else in the other run. (Many people share
+        some records, such as one-word texts.)
         """
         if self.clients == other.clients and self.content == other.content:
             return True
         return self._keeps_people_of(other) and other._keeps_people_of(self)
 
     def _keeps_people_of(self, other: Identity) -> bool:
-        """Whether everybody here is at most one person there, by the records that either could know of."""
+        """Whether everybody here is at most one person there, by the records that both could know of."""
         if self.holders is None or other.holders is None:
             return False
         theirs = dict(zip(other.sketch, other.holders, strict=True))
-        last = (
-            other.sketch[-1] if len(other.sketch) == SKETCH else "g"
-        )  # beyond it, no record is written down
+        last = other.sketch[-1] if len(other.sketch) == SKETCH else "g"  # larger hashes are not stored
         known, strange = Counter[str](), Counter[str]()
         for record, who in zip(self.sketch, self.holders, strict=True):
             if record <= last:
@@ -107,7 +108,7 @@ class Identity:
         return all(2 * strange[who] < known[who] for who in known)
 
     def shows(self, other: Identity) -> bool:
-        """Whether this run used records as they are that the other one protects."""
+        """Whether this run used records without protection that the other run protects."""
         return not set(self.public).isdisjoint(other.sketch)
 
     def to_json(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class Identity:
 
 
 def identify(name: str, population: Population, public: NDArray[np.int64] | None = None) -> Identity:
-    """The identity of a population's data; `public`: records that the run uses without protecting them."""
+    """The identity of a population's data; `public`: records that the run uses without protection."""
     records = population.records
     looked_at = _looked_at(records, np.sort(population.indices))
     hashes = _hashes(records, looked_at)
@@ -143,7 +144,7 @@ def identify(name: str, population: Population, public: NDArray[np.int64] | None
     holders = None
     if records.users is not None and _clients_are_people(population):
         users = records.users[looked_at].astype(str)
-        order = np.lexsort((users, hashes))  # of a record that several people have, the first by name
+        order = np.lexsort((users, hashes))  # for a record that several people have, the first name
         _, first = np.unique(hashes[order], return_index=True)
         holders = tuple(str(user) for user in users[order[first[:SKETCH]]])
     shown = () if public is None else _smallest(_hashes(records, _looked_at(records, np.sort(public))))
@@ -183,7 +184,7 @@ def _content(records: Records, hashes: NDArray[np.uint64]) -> str:
 
 
 def _looked_at(records: Records, held: NDArray[Any]) -> NDArray[Any]:
-    """Which of these records are looked at: all, or some spread over the whole."""
+    """The records that are read: all, or a sample spread over the whole."""
     if isinstance(records, Raw):
         return held if len(held) <= MANY else held[:: -(-len(held) // MANY)]
     spread = np.unique(np.linspace(0, len(held) - 1, min(SAMPLED, len(held))).astype(np.int64))

@@ -1,6 +1,6 @@
-"""The data sets known by name: what they are, whose, and where each can be had.
+"""The data sets known by name: what they are, who made them, and where to get them.
 
-The normalisation constants are the customary, published ones, so that using them looks at nobody's records.
+The normalisation constants are the usual published ones, so using them reads nobody's records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Known:
     classes: int
     shape: tuple[int, int, int]
     counts: tuple[int, int]
-    """Number of training and of test records; anything else is not this data set."""
+    """Number of training and test records; a data set with other numbers is refused."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     licence: str

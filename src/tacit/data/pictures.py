@@ -1,4 +1,4 @@
-"""What becomes of a picture's pixels: 8 bits for each channel, grey or in colour."""
+"""The form of a picture's pixels: 8 bits for each channel, grey or in colour."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 GREY = ("1", "L")
 DEEP = ("I", "F")
-"""PIL's modes with more than 8 bits a pixel begin so: I;16 of a grey PNG of 16 bits, F of a TIFF."""
+"""Prefixes of PIL's modes with more than 8 bits a pixel: I;16 for a 16-bit grey PNG, F for a TIFF."""
 
 
 def mode_of(picture: Any) -> str:
-    """`L` or `RGB`: what a picture is read as. ValueError where its pixels have more than 8 bits: PIL does
-    not scale them, it cuts off what is above 255, and most of an X-ray picture would be white.
+    """The mode in which a picture is read: `L` or `RGB`. ValueError if its pixels have more than 8 bits: PIL
+    does not scale them but cuts off values above 255, so most of an X-ray picture would be white.
     """
     if picture.mode.startswith(DEEP):
         raise ValueError(
@@ -24,7 +24,7 @@ def mode_of(picture: Any) -> str:
 
 
 def coloured(picture: Any) -> bool:
-    """Whether a picture would lose anything if it were grey: many that are grey have three equal channels."""
+    """Whether a picture would lose anything in grey: many grey pictures have three equal channels."""
     if picture.mode in GREY:
         return False
     pixels = np.asarray(picture.convert("RGB"))

@@ -1,9 +1,9 @@
-"""Files of rows (csv, tsv, json, jsonl, parquet) as columns; every row knows its file and line or number.
+"""Files of rows (csv, tsv, json, jsonl, parquet) as columns; every row knows its file and its line or number.
 
-Lines count from 1, as editors have them, and rows from 0, as pandas has them.
+Lines count from 1, as in editors, and rows from 0, as in pandas.
 
-Values are texts as they stand in the file, and become numbers only where a column is declared to be one.
-Missing is what is declared to be, never a library's guess: a person called "NA" keeps the name.
+Values are the file's text, and become numbers only if a column is declared to be one. A value is missing only
+if it is declared to be, never by a library's guess: a person called "NA" keeps the name.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tacit.errors import UserError
 from tacit.reading import from_json
 
 SEPARATORS = ";\t|,"
-"""What may stand between two cells of a csv file, apart from what was said to."""
+"""Other separators that may stand between two cells of a csv file."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a file of rows is written."""
+    """The format of a file of rows."""
 
     delimiter: str = ","
     encoding: str = "utf-8"
     missing: tuple[str, ...] = ("",)
-    """Texts that stand for a missing value; nothing else is taken for one."""
+    """Texts that stand for a missing value; no other text does."""
 
 
 def read_table(path: Path, format: Format, key: str = "data.path") -> Columns:
     """The rows of a csv, tsv, parquet, json or jsonl file, or of all such files in a folder.
 
-    `key`: what a person calls the path, for what is told of it.
+    `key`: the config's name for the path, for error messages.
     """
     path = path.expanduser()
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _READERS) if path.is_dir() else [path]
     if not path.exists():
-        # A client's paths come from its own folder, and whole: what they are from is in them already.
+        # A client's paths are resolved from its own folder, so they are complete here.
         whence = (
             "put the file there, or correct it"
             if path.is_absolute()

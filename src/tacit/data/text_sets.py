@@ -49,9 +49,9 @@ def _write(folder: Path, split: str, table: Table) -> None:
 
 
 def records(key: str, tokenizer: Tokenizer, most: int) -> tuple[TextRecords, TextRecords, dict[str, Any]]:
-    """The training and the test texts of a cached entry, and what was noted about them.
+    """The training and test texts of a cached entry, and its notes.
 
-    Tokens are kept inside the entry: whoever deletes the texts deletes the tokens that were made of them.
+    Tokens are kept inside the entry, so deleting the texts also deletes the tokens made from them.
     """
     arrays, about = cache.read(key)
     parts = []

@@ -1,7 +1,7 @@
-"""From text to numbers: what turns a text into tokens.
+"""Tokenizers: they turn text into tokens.
 
-A tokenizer belongs to a model, so it comes from the model's own folder (`from_folder`); `Bytes` needs no
-files at all, for models that are trained from scratch.
+A tokenizer belongs to a model, so it comes from the model's own folder (`from_folder`). `Bytes` needs no
+files; it is for models that are trained from scratch.
 
 >>> tokenizer = Bytes()
 >>> tokenizer(["hé", ""], None, most=8)
@@ -26,35 +26,39 @@ BYTES = "bytes"
 
 
 BYTES_AROUND = "after 256 and before 257; 258 fills up"
-"""What stands around a text's bytes."""
+"""The tokens around a text's bytes."""
 
 
 class Tokens(NamedTuple):
-    """One text, or two texts that belong together, as a model reads them."""
+    """One text, or two texts that belong together, in the form that a model reads."""
 
     ids: list[int]
     second: int
-    """Where the second text starts; 0 if there is one text alone."""
+    """Where the second text starts; 0 if there is only one text."""
 
 
 class Tokenizer(Protocol):
-    """Turns texts into tokens. Anything with these members will do; the same text always gives the same."""
+    """Turns texts into tokens. Any object with these members will do; the same text must always give the same
+    tokens.
+    """
 
     @property
     def fingerprint(self) -> str:
-        """Changes with whatever changes a token, so that kept tokens are never another tokenizer's."""
+        """A hash that changes whenever any token may change, so cached tokens never come from another
+        tokenizer.
+        """
 
     @property
     def vocabulary(self) -> int:
-        """Every id is below this."""
+        """An upper bound (exclusive) of all ids."""
 
     @property
     def pad(self) -> int:
-        """The id that fills up a batch; attention masks hide it from the model."""
+        """The id that pads a batch; attention masks hide it from the model."""
 
     @property
     def segments(self) -> bool:
-        """Whether the model is told which tokens are of the second text (`token_type_ids`)."""
+        """Whether the model gets the segment of each token (`token_type_ids`)."""
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None, most: int) -> list[Tokens]:
         """At most `most` tokens of each text (with the second one of `pairs`), truncated at the end."""
@@ -63,7 +67,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class Bytes:
-    """UTF-8 bytes between a start (256) and an end (257); what fills up is 258."""
+    """UTF-8 bytes between a start (256) and an end (257); padding is 258."""
 
     fingerprint: str = BYTES
     vocabulary: int = 259
@@ -75,7 +79,7 @@ class Bytes:
         return [self._one(a, b, most) for a, b in zip(texts, seconds, strict=True)]
 
     def split(self, words: Sequence[str], most: int) -> tuple[list[int], list[int | None]]:
-        """The words with a space between them; a space is of no word."""
+        """The words, separated by spaces; a space belongs to no word."""
         ids: list[int] = [256]
         places: list[int | None] = [None]
         for number, word in enumerate(words):
@@ -103,11 +107,11 @@ class FromFolder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # Asked now: a tokenizer's own description changes once it has truncated something.
+        # Computed now: a tokenizer's own description changes once it has truncated something.
         self.fingerprint: str = _fingerprint(tokenizer)
         self.vocabulary: int = len(tokenizer)
         self.segments: bool = "token_type_ids" in tokenizer.model_input_names
-        # GPT-2's kind has nothing to fill up with; since masks hide it, any id will do.
+        # GPT-2's kind of tokenizer has no padding id; since masks hide padding, any id will do.
         self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.longest: int = tokenizer.model_max_length
 
@@ -130,16 +134,16 @@ class FromFolder:
         ]
 
     def split(self, words: Sequence[str], most: int) -> tuple[list[int], list[int | None]]:
-        """By the tokenizer's own account of which word a token is of, which only fast ones have."""
+        """The tokenizer itself says which word a token belongs to; only fast tokenizers can."""
         if not getattr(self._tokenizer, "is_fast", False):
             raise UserError("tokenizer: a class for each word needs a fast tokenizer (tokenizer.json)")
-        self._tokenizer.add_prefix_space = True  # GPT-2's kind asks for it where words come apart
+        self._tokenizer.add_prefix_space = True  # GPT-2's kind requires it for separate words
         encoded = self._tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=most)
         return list(encoded["input_ids"]), list(encoded.word_ids())
 
 
 def from_folder(folder: Path) -> FromFolder:
-    """The tokenizer that lies beside a model's weights; no network is touched."""
+    """The tokenizer next to a model's weights; uses no network."""
     try:
         import transformers  # seconds of imports that runs on pictures do not need
     except ImportError:
@@ -151,7 +155,7 @@ def from_folder(folder: Path) -> FromFolder:
             str(folder), local_files_only=True, trust_remote_code=False
         )
         return FromFolder(found)
-    except Exception as error:  # transformers raises several kinds for files that are not there or not right
+    except Exception as error:  # transformers raises several kinds for missing or wrong files
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"{folder} holds no tokenizer that can be read ({lines[0][:120]}); put the model's "

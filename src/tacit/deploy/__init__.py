@@ -1,7 +1,7 @@
 """Real clients: messages, keys, rosters, and the two ends of a federation whose records stay with their
 owners.
 
-Nothing here but `tacit.deploy.flower` knows how messages travel.
+Only `tacit.deploy.flower` knows how messages travel.
 """
 
 from typing import TYPE_CHECKING

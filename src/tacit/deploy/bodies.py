@@ -1,10 +1,11 @@
-"""What goes with a head: named vectors as raw numbers, one after the other, of exactly the lengths that the
-head says, and of which it holds the hash.
+"""The body of a message: named vectors as raw numbers, one after the other, with exactly the lengths given in
+the head. The head also holds the body's hash.
 
-Bodies of answers are encrypted with a key of their own that stands in their head. That keeps nothing from the
-server, nor from whoever runs the SuperLink; it keeps other clients from guessing. A SuperLink knows what it
-holds by hashes of the content and tells any member whether it has something, so somebody who can compute what
-another's update would be, with and without some record, could ask which it is.
+The body of an answer is encrypted with its own key, which stands in its head. This hides nothing from the
+server, nor from whoever runs the SuperLink; it stops other clients from testing guesses. A SuperLink
+identifies an object by the hash of its content, and tells any member whether it holds a given object. Without
+encryption, a member that can compute another member's update with and without some record could ask which of
+the two is there.
 
 >>> body, names = pack({"delta": torch.ones(2)})
 >>> names, body[:4].hex()
@@ -37,8 +38,8 @@ _STRETCH = 1 << 20
 
 
 def pack(vectors: Mapping[str, torch.Tensor]) -> tuple[bytearray, tuple[Vector, ...]]:
-    """A body, and what its head says about it. Vectors are in the order of their names: a state that was read
-    from a checkpoint has forgotten in which it was made.
+    """A body, and its description for the head. Vectors are sorted by name: a state read from a checkpoint
+    does not remember the order in which it was made.
     """
     vectors = dict(sorted(vectors.items()))
     if sys.byteorder != "little":
@@ -57,9 +58,10 @@ def body_hash(body: bytes | bytearray) -> str:
 
 
 def unpack(body: Body, head: TrainOrder | Answer, expected: Sequence[Vector]) -> Vectors:
-    """The vectors of a body, if it is the one that its head names and they are those that are expected.
+    """The vectors of a body, if the body is the one that its head names and the vectors are the expected
+    ones.
 
-    It is fetched after that, and not before. The vectors may be written to.
+    The body is fetched only after the head has been checked. The vectors may be written to.
     """
     if head.vectors != tuple(expected):
         raise BadMessage(f"its vectors are {listed(head.vectors)} where {listed(expected)} are due")
@@ -71,7 +73,7 @@ def unpack(body: Body, head: TrainOrder | Answer, expected: Sequence[Vector]) ->
         encrypt_(content, key)
     found, at = {}, 0
     for name, dtype, length in head.vectors:
-        if isinstance(content, bytearray) and length and at % WIDTHS[dtype] == 0:  # stays where it is
+        if isinstance(content, bytearray) and length and at % WIDTHS[dtype] == 0:  # no copy
             found[name] = torch.frombuffer(content, dtype=DTYPES[dtype], count=length, offset=at)
         else:
             found[name] = torch.empty(length, dtype=DTYPES[dtype])
@@ -82,7 +84,7 @@ def unpack(body: Body, head: TrainOrder | Answer, expected: Sequence[Vector]) ->
 
 
 def exact(body: Body, size: int, digest: str) -> bytes | bytearray:
-    """A body, fetched, if it is the one that its head names."""
+    """Fetch a body; refused unless it is the one that its head names."""
     if size > LONGEST_BODY:
         raise BadMessage(f"its body would have {size:,} bytes")
     content = body(size)
@@ -94,7 +96,7 @@ def exact(body: Body, size: int, digest: str) -> bytes | bytearray:
 
 
 def encrypt_(body: bytearray, key: str) -> None:
-    """Encrypt a body, or decrypt it, where it is (AES-256 in counter mode); a key is for one body only."""
+    """Encrypt or decrypt a body in place (AES-256 in counter mode); use each key for one body only."""
     stream = Cipher(AES(bytes.fromhex(key)), CTR(bytes(16))).encryptor()
     for at in range(0, len(body), _STRETCH):
         body[at : at + _STRETCH] = stream.update(bytes(memoryview(body)[at : at + _STRETCH]))

@@ -1,16 +1,17 @@
-"""A client: it carries out orders on its owner's records, if its owner's policy lets it.
+"""A client: it carries out orders on its owner's records, if its owner's policy allows it.
 
-What happens to an order, in this order: is it the server's, for this client, and of this protocol? does it
-still hold? was it carried out before? does the policy allow it? do model and records fit? is the body what
-the head says? Only then does the client's own ledger pay (on disk, before anything else), the client trains,
-keeps its state (on disk), and answers. What is refused costs nothing. What fails after the charge stays
-charged.
+A client checks an order in these steps. Is it the server's, for this client, and of this protocol? Is it
+still valid? Was it carried out before? Does the policy allow it? Do model and records fit? Is the body what
+the head says? Only then does the client's own ledger pay (on disk, before anything else); the client trains,
+saves its state (on disk), and answers. A refused order costs nothing. An order that fails after the charge
+stays charged.
 
-Under secure aggregation (`tacit.deploy.masked`) an order comes twice, first to ask whether the client would
-carry it out, and the upload leaves under masks; the steps around it have orders of their own.
+Under secure aggregation (`tacit.deploy.masked`) an order comes twice, the first time to ask whether the
+client would carry it out, and the upload leaves masked. The other steps of the protocol have their own
+orders.
 
-How messages come and go is somebody else's business (`tacit.deploy.flower`): this is a function from bytes to
-bytes, and it raises nothing, whatever the bytes are.
+Transport is elsewhere (`tacit.deploy.flower`). The client is a function from bytes to bytes, and it raises
+nothing, whatever the bytes are.
 """
 
 from __future__ import annotations
@@ -58,20 +59,22 @@ from tacit.vector import frozen_hash
 AHEAD = 300.0
 """Seconds by which the server's clock may be ahead of the client's."""
 LONGEST = 7 * 86400.0
-"""Seconds for which an order may hold: for so long it must be remembered."""
+"""The longest validity of an order, in seconds; the client must remember each order that long."""
 RUNS, LEDGERS, NONCES, LOG = "runs", "ledgers", "nonces.json", "log.jsonl"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a client needs to carry out a run's orders: the job, in which it alone has records, and which."""
+    """What a client needs to carry out a run's orders: the job, in which only this client has records, and
+    their identity.
+    """
 
     job: Job
     data: Identity
 
 
 Prepare = Callable[[TrainOrder, Path], Prepared]
-"""Makes a job from an order's settings and the owner's records, its states in a folder.
+"""Makes a job from an order's settings and the owner's records, with its states in a folder.
 
 Raises `NotAllowed` if the owner's policy forbids it, and `UserError` if it cannot be done.
 """
@@ -80,7 +83,7 @@ Reply = tuple[bytes, bytes | bytearray]
 
 
 class Client:
-    """One owner's client, with its state in a folder of its own."""
+    """One owner's client, which keeps its state in its own folder."""
 
     def __init__(
         self,
@@ -93,8 +96,8 @@ class Client:
         peers: Callable[[], Iterable[PublicKey]] = tuple,
         ledgers: Path | None = None,
     ) -> None:
-        """`peers`: keys of other clients, as this one's owner holds them; see `tacit.deploy.masked`.
-        `ledgers`: a folder that this owner's clients of several federations have in common.
+        """`peers`: keys of other clients, obtained by this client's owner; see `tacit.deploy.masked`.
+        `ledgers`: a folder that this owner's clients of several federations share.
         """
         self.folder, self.allow = folder, allow
         self._key, self._server, self._prepare, self._clock = key, server, prepare, clock
@@ -106,9 +109,9 @@ class Client:
         self._made: tuple[str, Prepared, Worker] | None = None
 
     def answer(self, head: bytes, body: Body) -> Reply | None:
-        """Carry out an order; None if it is not one of the server's to this client.
+        """Carry out an order; None if it is not an order of the server to this client.
 
-        `body` is asked for only once everything else about the order is in order.
+        `body` is fetched only after everything else about the order has been checked.
         """
         try:
             order = read_any(head, self._server)
@@ -139,7 +142,7 @@ class Client:
             return self._refused(order, "protocol", str(error))
         except (Mismatch, BadMessage) as error:
             return self._refused(order, "mismatch", str(error))
-        except Exception as error:  # what went wrong with the owner's records is not the server's business
+        except Exception as error:  # the server must not learn what went wrong with the owner's records
             self.log("failed", order, f"{type(error).__name__}: {error}")
             return self._refused(order, "failed", "see the client's log")
 
@@ -147,7 +150,7 @@ class Client:
         self.ledgers.close()
 
     def _advertised(self, order: TrainOrder, head: bytes) -> Reply:
-        """Take part in a round of secure aggregation, if the order that will come would be carried out."""
+        """Join a round of secure aggregation, if the order that will follow would be carried out."""
         self._refuse_late(order)
         prepared, _ = self._worker(order)
         self._refuse_misfit(order, prepared.job)
@@ -180,14 +183,14 @@ class Client:
         message = unpack(body, order, expected_message(job))
         if order.state != NONE and self._digest(job, order.client, order.state) != order.state_digest:
             raise Mismatch("its own state is not the one that the server knows of")
-        self._refuse_late(order)  # a large body takes its time
+        self._refuse_late(order)  # fetching a large body takes time
         self._nonces.add(order.nonce, order.created + order.ttl, self._clock())
         self._pay(order, prepared)
         into = job.empty_sums()
         participant = Participant(order.client, order.state, order.replay)
         work = Order(order.round, order.lr, order.steps, order.decay, False, order.attempt, bounding)
         (report,) = worker.sum(work, message, [participant], into)
-        if not report.finite and not masked:  # under masks its noise alone goes, and nobody knows
+        if not report.finite and not masked:  # under masks only its noise is sent, and nobody can tell
             raise ArithmeticError("the update was infinite or not a number")
         digest = None
         if report.state is not None:
@@ -202,8 +205,8 @@ class Client:
         return self._told(order, head, *pack(narrowed(into, bounding)), report, digest)
 
     def _digest(self, job: Job, client: int, version: str) -> str | None:
-        """What the server is told of a state, to name it by: nobody without the client's key can test a guess
-        at the state with it.
+        """The keyed hash by which the server names a state: nobody without the client's key can use it to
+        test a guess at the state.
         """
         try:
             return keyed_hash(self._key, job.states.digest(client, version).encode())
@@ -220,7 +223,7 @@ class Client:
             raise _Late("replayed", "the order was carried out before")
 
     def _worker(self, order: TrainOrder) -> tuple[Prepared, Worker]:
-        """The job of an order, made once for a run."""
+        """The job of an order, built once per run."""
         about = (
             order.run,
             order.client,
@@ -238,15 +241,15 @@ class Client:
             except NotAllowed:
                 raise
             except UserError as error:
-                # The reason may quote a record, so it is for the owner alone.
+                # The reason may quote a record, so only the owner sees it.
                 self.log("unprepared", order, str(error))
                 raise Mismatch("the run cannot be prepared here; the client's log says why") from error
             self._made = name, prepared, Worker(prepared.job)
         return self._made[1], self._made[2]
 
     def _refuse_cohort(self, order: TrainOrder) -> None:
-        """Under masks an update hides among the members', who must be enough; and in a graph of neighbours,
-        which larger cohorts have, a server that lies could choose them.
+        """Under masks an update hides among the members' updates, so there must be enough members. In the
+        neighbour graph of larger cohorts, a lying server could choose a client's neighbours.
         """
         count = len(order.members)
         if count < self.allow.members:
@@ -265,7 +268,7 @@ class Client:
 
     def _pay(self, order: TrainOrder, prepared: Prepared) -> None:
         job, ledgers, run = prepared.job, self.ledgers, order.run
-        if job.privacy is None:  # then its records may change between rounds: a ledger for each state of them
+        if job.privacy is None:  # its records may change between rounds: one ledger for each version
             self.log("unprotected", order)
             run = f"{run}-{sha256(prepared.data.fingerprint.encode()).hexdigest()[:16]}"
         cost, before = own_cost(job.privacy, job.workload, order.client), ledgers.rounds(run)
@@ -290,7 +293,7 @@ class Client:
             client=order.client,
             nonce=order.nonce,
             order=head_hash(head),
-            # With a batch of one, steps of an epoch are a number of examples.
+            # With a batch of one, the steps of an epoch reveal the number of examples.
             steps=report.steps if "examples" in send else order.steps or 1,
             norm=float(report.norm) if "metrics" in send and math.isfinite(report.norm) else None,
             examples=report.examples if "examples" in send else None,
@@ -313,7 +316,7 @@ class Client:
         return written(refusal, self._key), b""
 
     def log(self, what: str, order: TrainOrder | StepOrder | None = None, text: str = "") -> None:
-        """One line for the owner."""
+        """Write one line to the owner's log."""
         line = {"time": self._clock(), "what": what}
         if order is not None:
             line |= {"run": order.run, "round": order.round, "attempt": order.attempt}
@@ -322,7 +325,7 @@ class Client:
         try:
             with (self.folder / LOG).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
-        except OSError as error:  # a full disk: charges are refused, but a client stays
+        except OSError as error:  # a full disk: charges are refused, but the client keeps running
             print(f"{self.folder / LOG}: {error.strerror}; {json.dumps(line)}", file=sys.stderr)
 
 
@@ -333,7 +336,7 @@ class _Late(UserError):
 
 
 def _bounding(order: TrainOrder, job: Job) -> Bounding | None:
-    """What the client does to its upload: its own rule, made from the settings that its owner allowed."""
+    """How the client bounds its upload: by its own rule, made from the settings that its owner allowed."""
     mechanism = job.privacy
     if not isinstance(mechanism, ClientLevel):
         if order.bound is not None or order.terms is not None:
@@ -354,7 +357,9 @@ def _bounding(order: TrainOrder, job: Job) -> Bounding | None:
 
 
 def refuse_small(drawn: int, mechanism: SecureSum) -> None:
-    """Each of the cohort knows its own share of the noise; the others' must be as much as is charged."""
+    """Each member of the cohort knows its own share of the noise; the others' shares must add up to what is
+    charged.
+    """
     least = mechanism.least_members(mechanism.seen_noise)
     if least is None or drawn < least:
         enough = "lower privacy.threshold" if least is None else f"it takes {least}"

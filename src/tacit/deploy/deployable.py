@@ -1,4 +1,4 @@
-"""Which runs real clients can take part in, and what they are told of one."""
+"""Which runs real clients can take part in, and which settings they are sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tacit.privacy.mechanisms.correlated import Correlated
 
 
 def refuse_undeployable(job: Job) -> None:
-    """Runs that real clients cannot take part in, or not yet."""
+    """Refuse runs that real clients cannot take part in, or not yet."""
     privacy = job.privacy
     if isinstance(privacy, Correlated) and not isinstance(privacy.sampling, FixedSize):
         raise UserError(
@@ -46,9 +46,9 @@ def refuse_undeployable(job: Job) -> None:
 
 
 def sent_config(file: Path, whole: bool) -> str:
-    """What clients are told of a run's settings: nothing about the server's own places.
+    """The run's settings as sent to clients: nothing about the server's own paths.
 
-    `whole`: everything is trained, so the weights that training starts from are in the message.
+    `whole`: every parameter is trained, so the message contains the initial weights.
     """
     full = yaml.safe_load(unsealed_text(file.read_text(encoding="utf-8")))
     data = {key: full["data"][key] for key in SHARED if full["data"].get(key) is not None}

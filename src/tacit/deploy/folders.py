@@ -1,7 +1,7 @@
 """The folders of a federation: what the server's operator and each owner have on disk.
 
-The server's: its authority and certificates (`ca.*`, `tls.*`), its key (`server`), the `roster.json`, and
-`invitation.json`, which holds nothing secret and is all that an owner needs to join.
+The server's folder holds its authority and certificates (`ca.*`, `tls.*`), its key (`server`), `roster.json`,
+and `invitation.json`, which holds no secret and is all that an owner needs to join.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ KEY = "server"
 HOST = r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*"
 """A machine's name."""
 ADDRESS = r"[\w.:\[\]-]+:\d{1,5}"
-"""HOST:PORT, as `client.yaml` has it."""
+"""HOST:PORT, as written in `client.yaml`."""
 INVITATION, SERVER, CARD = "invitation.json", "server.json", "card.json"
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """Where a federation is, how to know its machine (TLS), and whose orders are its own."""
+    """Where a federation is, how to recognize its machine (TLS), and whose orders are genuine."""
 
     server: str
     ca: str
@@ -42,7 +42,7 @@ class Invitation:
             plain = from_json(read_text(file))
             found = Invitation(**{name: str(value) for name, value in plain.items()})
             read_public(found.key)
-            if not re.fullmatch(ADDRESS, found.server):  # it becomes a line of the owner's settings
+            if not re.fullmatch(ADDRESS, found.server):  # it becomes a line in the owner's settings
                 raise ValueError("its server is no HOST:PORT")
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{file} is no invitation ({error}); `tacit server init` writes one") from None
@@ -51,7 +51,7 @@ class Invitation:
 
 @dataclass(frozen=True)
 class Door:
-    """Where the public door is."""
+    """The address of the public door."""
 
     listen: str
     port: int
@@ -66,7 +66,7 @@ class Door:
 
 
 def init_server(folder: Path, hosts: list[str], listen: str, port: int) -> Invitation:
-    """Make a federation's folder: authority, certificate, key, empty roster, invitation."""
+    """Create a federation's folder: authority, certificate, key, empty roster, invitation."""
     for host in hosts:
         if not re.fullmatch(HOST, host) and not _is_address(host):
             raise UserError(f"--host {host}: give a name such as federation.example.org, or an IP address")
@@ -96,7 +96,7 @@ def _is_address(host: str) -> bool:
 
 
 def init_client(folder: Path, invitation: Invitation, text: str) -> None:
-    """Make an owner's folder; `text` is its `client.yaml`."""
+    """Create an owner's folder; `text` is its `client.yaml`."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another folder")
@@ -108,9 +108,9 @@ def init_client(folder: Path, invitation: Invitation, text: str) -> None:
 
 
 def unit(kind: str, folder: Path, *others: Path) -> str:
-    """A systemd unit that runs `tacit server start` or `tacit client start`, and again if it ends.
+    """A systemd unit that runs `tacit server start` or `tacit client start`, and restarts it if it ends.
 
-    It writes to its folder, to `others`, and keeps what it fetches in its folder too.
+    The service may write to its folder and to `others`; it keeps its downloads in its folder too.
     """
     place = folder.resolve()
     writes = " ".join(str(path.resolve()) for path in (folder, *others))

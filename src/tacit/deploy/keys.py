@@ -1,8 +1,8 @@
-"""Keys and certificates: who somebody is, and that a message is theirs.
+"""Keys and certificates: they identify a party, and prove that a message is from that party.
 
-Everyone in a federation, the server too, has one key pair on the NIST curve P-384, in OpenSSH's format;
-whoever it is, is the SHA-256 of the public key. Messages are signed with it (ECDSA, SHA-384). TLS has a
-certificate authority of the federation's own. All primitives are those of `cryptography`.
+Every party in a federation, including the server, has one key pair on the NIST curve P-384, in OpenSSH's
+format. The SHA-256 of the public key identifies the party. Messages are signed with the key (ECDSA, SHA-384).
+For TLS, the federation has its own certificate authority. All primitives come from `cryptography`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ YEARS = 10
 
 
 def fingerprint(key: PublicKey) -> str:
-    """Who has this key: the SHA-256 of its DER form."""
+    """The identity of a key's owner: the SHA-256 of the key's DER form."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
@@ -54,7 +54,7 @@ def keyed_hash(key: PrivateKey, content: bytes) -> str:
 
 
 def new_key(file: Path) -> PrivateKey:
-    """Make a key pair: `file`, which its owner alone may read, and `file`.pub beside it."""
+    """Create a key pair: `file`, which only its owner may read, and `file`.pub beside it."""
     key = ec.generate_private_key(ec.SECP384R1())
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
     write_new(file, key.private_bytes(encoding, form, serialization.NoEncryption()), 0o600)
@@ -86,7 +86,7 @@ def public_text(key: PublicKey) -> str:
 
 
 def read_public(text: str) -> PublicKey:
-    """A key from its line; ValueError if it is not one of ours."""
+    """The key on a line; ValueError if it is not of our kind."""
     try:
         key = serialization.load_ssh_public_key(text.encode())
     except UnsupportedAlgorithm as error:
@@ -97,7 +97,7 @@ def read_public(text: str) -> PublicKey:
 
 
 def new_authority(key_file: Path, certificate_file: Path) -> None:
-    """A certificate authority for one federation, which signs for nobody else."""
+    """A certificate authority for one federation, which signs only for that federation."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tacit federation")])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -131,7 +131,7 @@ def new_certificate(folder: Path, hosts: list[str], authority: tuple[Path, Path]
 
 
 def write_new(file: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write a file that must not be there yet."""
+    """Write a file that must not exist yet."""
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
@@ -144,7 +144,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: PublicKey) -> x509.
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key)
     builder = builder.serial_number(x509.random_serial_number())
-    # An hour back: clocks of different owners differ.
+    # Valid from an hour ago: the owners' clocks differ.
     builder = builder.not_valid_before(now - timedelta(hours=1))
     return builder.not_valid_after(now + timedelta(days=365 * YEARS))
 

@@ -1,30 +1,31 @@
-"""What one owner's records have paid, over all runs: ledgers of its own, on its own disk.
+"""What one owner's records have paid, over all runs: the owner's own ledgers, on its own disk.
 
-A run's server has a ledger too, but an owner need not believe it. Here each run has a file of its own (see
-`tacit.privacy.ledger`), and the budget is asked of all of them together that touch some of the same records.
+A run's server has a ledger too, but an owner need not believe it. Here each run has its own file (see
+`tacit.privacy.ledger`), and the budget covers all runs together that touch some of the same records.
 
 What is counted
 ---------------
-*Example level*: the client's own noisy steps, at its own rate. Whoever sees every upload, the server
-included, learns no more than this ε says.
+*Example level*: the client's own noisy steps, at its own sampling rate. Even an observer of every upload, the
+server included, learns no more than this ε says.
 
-*Client level*: the noise is the server's. Charged is one Gaussian release for each round in which the client
-takes part, as if everybody knew that it did: whoever watches the network does. So this ε is not reduced by
-the sampling of clients, and it holds if the server adds the noise that it promises. Neighbours: the client's
-upload, or zero in its place.
+*Client level*: the server adds the noise. The charge is one Gaussian release for each round in which the
+client takes part, as if everybody knew that it did, since an observer of the network does. So sampling
+clients does not reduce this ε, and this ε holds only if the server adds the promised noise. Neighbours: the
+client's upload, or zero in its place.
 
 *Client level under secure aggregation*: the clients' noise, without the shares of as many colluders as the
-run counts on. It holds against the server too, whatever the server does.
+run assumes. It holds against the server too, whatever the server does.
 
-*Correlated noise*: the server's too, remembered from round to round. It is sized for clients that take part
-once in b rounds, so the first round pays for all of a run, and one that comes before its turn is refused.
+*Correlated noise*: also the server's, carried from round to round. It is sized for clients that take part
+once in b rounds, so the first round pays for the whole run, and a client that comes before its turn is
+refused.
 
-*No privacy*: an update that leaves without noise has no finite ε, and is charged as that.
+*No privacy*: an update that leaves without noise has no finite ε, and is charged as infinite.
 
-Client-level protection covers single records too, so its charges count against an example-level budget as
-well. Not the other way round: what protects single records bounds nothing for all of them together, so for
-an owner whose budget is the client's such a round is one without noise. So is a rehearsal, whose noise
-anybody can repeat, unless the owner allows rehearsals.
+Client-level protection covers single records too, so its charges also count against an example-level budget.
+The reverse does not hold: protecting single records bounds nothing for all of them together. For an owner
+with a client-level budget, such a round therefore counts as one without noise. So does a rehearsal, whose
+noise anybody can repeat, unless the owner allows rehearsals.
 """
 
 from __future__ import annotations
@@ -62,19 +63,19 @@ UNPROTECTED = Part(PoissonGaussian(1.0, 0.0))
 
 
 class OverBudget(UserError):
-    """The owner's budget has no room for it."""
+    """The owner's budget has no room for this charge."""
 
 
 def own_cost(mechanism: Mechanism | None, workload: Workload, client: int) -> Part:
-    """What one round costs a client that takes part in it."""
+    """What one round costs a participating client."""
     return UNPROTECTED if mechanism is None else mechanism.cost_to(client, workload)
 
 
 def due_parts(
     mechanism: Mechanism | None, workload: Workload, client: int, round: int, before: Sequence[int]
 ) -> tuple[Part, ...]:
-    """What a client pays for taking part in a round, after the rounds `before` of the same run; raises
-    `NotAllowed` if the noise does not let it take part now.
+    """What a client pays for taking part in a round, after the rounds `before` of the same run. Raises
+    `NotAllowed` if the noise does not allow the client to take part now.
     """
     if mechanism is None:
         return (UNPROTECTED,)
@@ -92,7 +93,7 @@ class Account:
     data: Identity
     contents: Contents
     secure: bool = False
-    """Whether updates left under masks only."""
+    """Whether updates left only under masks."""
 
     @property
     def unprotected(self) -> bool:
@@ -100,13 +101,14 @@ class Account:
         return self.contents.header.costliest == UNPROTECTED
 
     def narrower(self, unit: str) -> bool:
-        """Whether it protects less than that unit: single records, and not all of them together."""
+        """Whether the run protects less than that unit: single records, and not all of them together."""
         return unit == "client" and self.contents.header.unit == "example"
 
     def charges(self, allow: Allow, data: Identity | None = None) -> Sequence[Charge]:
-        """What it adds for an owner who allows this to what a run on `data` costs, or to the cost of all.
+        """The charges that this run adds, under this owner's policy: to the cost of a run on `data`, or to
+        the total.
 
-        Where the owner is what is protected, whichever records were used do not matter.
+        If the owner is the unit of protection, it does not matter which records were used.
         """
         header, charges = self.contents.header, self.contents.charges
         if allow.unit != "client" and data is not None and not self._touches(data):
@@ -120,9 +122,9 @@ class Account:
 
 
 class OwnLedgers:
-    """The ledgers of one owner. Each run's is one process's; an owner who takes part in several federations
-    has a client, and so a process, for each, and one folder of ledgers for all of them. Whoever charges has
-    the folder to itself meanwhile, and has read what the others have charged.
+    """The ledgers of one owner. Each run's ledger belongs to one process. An owner who takes part in several
+    federations runs one client, and so one process, for each; all of them share one folder of ledgers. A
+    process that charges locks the folder, and has first read what the others charged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -143,8 +145,8 @@ class OwnLedgers:
         data: Identity,
         allow: Allow,
     ) -> None:
-        """Put a round's parts on disk, unless they would exceed the budget over all runs; `cost` is the most
-        that a round of the run costs.
+        """Write a round's parts to disk, unless they would exceed the budget over all runs; `cost` is the
+        most that a round of the run costs.
         """
         with self._alone():
             self.refuse_over(parts, data, allow)
@@ -152,19 +154,19 @@ class OwnLedgers:
             try:
                 ledger.charge(Charge(round, parts))
             except BaseException:
-                # Nobody knows how much of the line is there: it is read again, and counts in any case.
+                # It is unknown how much of the line was written: it is read again, and counts in any case.
                 del self._open[run]
                 raise
 
     def rounds(self, run: str) -> list[int]:
-        """The rounds of a run that were paid for here, in their order; a repeated one again."""
+        """The rounds of a run that were paid for here, in order; a repeated round appears again."""
         for account in self.accounts():
             if account.run == run:
                 return [charge.round for charge in account.contents.charges]
         return []
 
     def refuse_over(self, parts: Sequence[Part], data: Identity, allow: Allow) -> None:
-        """Raise `OverBudget` if these would exceed the budget over all runs."""
+        """Raise `OverBudget` if these parts would exceed the budget over all runs."""
         self._look()
         if allow.epsilon is None:
             return
@@ -183,7 +185,7 @@ class OwnLedgers:
     ) -> Ledger:
         if run not in self._open:
             identity, secure = self.folder / f"{run}.json", isinstance(mechanism, SecureSum)
-            if not identity.exists():  # before the first charge, which could not be counted without it
+            if not identity.exists():  # before the first charge, which needs it to be counted
                 write_atomically(identity, sealed(data.to_json() | {"secure": secure}))
             header = Header("client", delta, cost, data.fingerprint)
             if mechanism is not None:
@@ -203,7 +205,7 @@ class OwnLedgers:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other process charges the same owner's records."""
+        """Inside this context, no other process charges the same owner's records."""
         fd = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             system.lock(fd, wait=True, record=False)
@@ -212,8 +214,8 @@ class OwnLedgers:
             os.close(fd)
 
     def _look(self) -> None:
-        """Read what has changed in ledgers that other processes have, or had. (Those that are open here are
-        not opened a second time, whose end would end their lock.)
+        """Read what has changed in the ledgers of other processes, past or present. Ledgers that are open
+        here are not opened again: closing the second handle would release their lock.
         """
         for file in sorted(self.folder.glob("*.jsonl")):
             if file.stem not in self._open:
@@ -229,7 +231,7 @@ class OwnLedgers:
 
 
 def read_accounts(folder: Path) -> list[Account]:
-    """Every run's charges, each line of them checked."""
+    """Every run's charges, with each line checked."""
     return [read_account(file) for file in sorted(folder.glob("*.jsonl"))]
 
 
@@ -245,14 +247,14 @@ def read_account(file: Path) -> Account:
 
 
 def spent(accounts: Sequence[Account], allow: Allow) -> Epsilon:
-    """ε of everything together, for what this owner wants protected."""
+    """ε of all runs together, for the unit that this owner wants protected."""
     return replay(c for account in accounts for c in account.charges(allow)).worst(allow.delta).epsilon
 
 
 class Nonces:
-    """Orders that were carried out: none is a second time. One is forgotten once it has expired anyway, and
-    from then on whatever would expire as early counts as expired: a clock that goes wrong, and right again,
-    brings no order back.
+    """Orders that were carried out, so that none is carried out twice. An order is forgotten once it has
+    expired; from then on, every order that expires no later counts as expired. So a clock that goes wrong,
+    and is then corrected, brings no order back.
     """
 
     def __init__(self, file: Path) -> None:
@@ -273,11 +275,11 @@ class Nonces:
         return nonce in self._until
 
     def expired(self, until: float) -> bool:
-        """Whether an order that holds until then may be one that was forgotten."""
+        """Whether an order that is valid until then may be one that was forgotten."""
         return until <= self._forgotten
 
     def add(self, nonce: str, until: float, now: float) -> None:
-        """Remember one, on disk when this returns."""
+        """Remember an order; it is on disk when this returns."""
         old = [u for u in self._until.values() if u < now]
         forgotten = max(self._forgotten, *old) if old else self._forgotten
         kept = {n: u for n, u in self._until.items() if u >= now} | {nonce: until}

@@ -1,18 +1,17 @@
-"""A client's part in secure aggregation over real messages: what of a round it must check itself, and the
-steps that it takes.
+"""A client's part in secure aggregation over real messages: its own checks of a round, and its steps.
 
-The protocol is `tacit.secure`; its own messages are signed and bound to the round's terms. Left to the client
-is what only its owner's side can know:
+`tacit.secure` implements the protocol; its messages are signed and bound to the round's terms. The client
+must check what only its owner's side can know:
 
-- *who the others are*: each member of the cohort must have a key that the owner holds, and not from the
-  server. A server that could invent members would be left with a sum of one;
-- *that all were asked the same*: the terms contain a digest of the order (settings, round, model and all), so
-  clients who were sent different models do not share a round, and have no sum (a server could otherwise tell
-  one client's update from the others'; Pasquini, Francati and Ateniese 2022, arXiv:2111.07380);
-- *how much noise*: threshold, colluders, bits and the share of the noise follow from the settings that the
-  owner allowed and from the members that the terms name.
+- *who the others are*: the owner must hold a key for each member of the cohort, and not from the server. A
+  server that could invent members would be left with a sum of one;
+- *that all were asked the same*: the terms contain a digest of the order (settings, round, model and all).
+  Clients who were sent different models therefore share no round, and have no sum. Otherwise a server could
+  separate one client's update from the others' (Pasquini, Francati and Ateniese 2022, arXiv:2111.07380);
+- *how much noise*: threshold, colluders, bits and the noise share follow from the settings that the owner
+  allowed and from the members that the terms name.
 
-A part lives in memory. If the client's process ends, the round goes on without it.
+A client's part lives in memory. If its process ends, the round goes on without it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tacit.privacy import Bounding, Mechanism, SecureSum
 from tacit.secure import Agreement, Client, Delivery, Keys, Refused, Roster, Survivors, Terms, decode
 
 MOST = 8
-"""Runs that a client may have a part in at one time."""
+"""How many runs a client may have a part in at one time."""
 MASKED = ("masked", "u1")
 """Name and dtype of a masked upload in an answer's head."""
 OWN = frozenset(
@@ -51,15 +50,15 @@ OWN = frozenset(
         "delivery",
     }
 )
-"""Fields of an order that differ between clients, or from its first to its second sending."""
+"""Fields of an order that differ between clients, or between its first and its second sending."""
 
 
 class Mismatch(UserError):
-    """The order is not for a client like this one."""
+    """The order does not fit this client."""
 
 
 def asked_digest(order: TrainOrder) -> bytes:
-    """A digest of what a round's clients are all asked to do."""
+    """A digest of what all clients of a round are asked to do."""
     common = {f.name: getattr(order, f.name) for f in fields(order) if f.name not in OWN}
     return sha256(b"tacit 1: asked\0" + json.dumps(common, sort_keys=True).encode()).digest()
 
@@ -72,7 +71,7 @@ class Parts:
         self._parts: dict[str, Client] = {}
 
     def begin(self, order: TrainOrder, mechanism: Mechanism, bounding: Bounding) -> bytes:
-        """Begin a round, and give up what is left of the run's round before; the client's keys for it."""
+        """Begin a round, dropping what is left of the run's last one; returns the client's keys for it."""
         terms = self._terms(order, mechanism, bounding)
         self._parts.pop(order.run, None)
         while len(self._parts) >= MOST:
@@ -81,19 +80,19 @@ class Parts:
         return self._parts[order.run].advertise()
 
     def refuse_unless_due(self, order: TrainOrder, mechanism: Mechanism, bounding: Bounding) -> None:
-        """Raise unless the upload is what comes next in the round that this order is about."""
+        """Raise unless the upload is the next step of this order's round."""
         part = self._part(order.run, self._terms(order, mechanism, bounding).digest)
         if part.due != "masked_input":
             raise Refused(f"an upload is asked for where {part.due or 'nothing'} is due")
 
     def masked(self, order: TrainOrder, upload: Tensor) -> bytes:
-        """The upload under masks; `refuse_unless_due` comes first."""
+        """The masked upload; call `refuse_unless_due` first."""
         assert order.delivery is not None
         delivery = decode(Delivery, bytes.fromhex(order.delivery))
         return self._parts[order.run].masked_input(delivery, upload.numpy())
 
     def step(self, order: StepOrder, body: Body) -> bytes:
-        """What a client says in one of the other steps."""
+        """The client's message in one of the other steps."""
         part = self._part(order.run, bytes.fromhex(order.terms))
         said = bytes(exact(body, order.size, order.body))
         if order.step == SHARE:
@@ -109,7 +108,7 @@ class Parts:
         return part
 
     def _terms(self, order: TrainOrder, mechanism: Mechanism, bounding: Bounding) -> Terms:
-        """The round's terms, if they are those of this order."""
+        """The round's terms; refused unless they are those of this order."""
         assert order.terms is not None and isinstance(mechanism, SecureSum)
         terms = decode(Terms, bytes.fromhex(order.terms))
         run, members = bytes.fromhex(order.run), terms.members
@@ -121,7 +120,7 @@ class Parts:
         return terms
 
     def _roster(self, order: TrainOrder, terms: Terms) -> Roster:
-        """The members' keys as this client's owner has them."""
+        """The members' keys, as this client's owner holds them."""
         own = self._key.public_key()
         known = {fingerprint(key): key for key in (*self._peers(), own)}
         numbered = dict(zip(terms.members, order.members, strict=True))

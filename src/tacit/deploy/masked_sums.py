@@ -1,6 +1,6 @@
-"""The engine of a federation of real clients under secure aggregation: it never sees an update.
+"""The engine for real clients under secure aggregation: it never sees a single update.
 
-A round has five legs of orders and answers, each with a deadline of its own (`tacit.secure` has the protocol,
+A round has five legs of orders and answers, each with its own deadline (`tacit.secure` has the protocol,
 `tacit.deploy.masked` the clients' side):
 
     asked      the order, and the round's terms      →  keys of the client's own, signed
@@ -9,8 +9,8 @@ A round has five legs of orders and answers, each with a deadline of its own (`t
     agree      whose update is in the sum            →  its signature under that
     unmask     t of these signatures                 →  what removes the masks from the sum, and from no part
 
-Whoever does not answer a leg has left the round. With fewer than the threshold left there is no sum; the
-round has been paid for, and `tacit resume` repeats it.
+A client that does not answer a leg has left the round. If fewer clients than the threshold are left, there is
+no sum. The round has been paid for all the same, and `tacit resume` repeats it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from tacit.secure import Refused, Roster, Server, Terms, encode
 from tacit.vector import Vectors
 
 ENVELOPE = 4096
-"""Bytes of a masked upload beside its numbers, at most."""
+"""The most bytes of a masked upload besides its numbers."""
 
 
 class MaskedSums(Deployed):
-    """An `Engine` whose clients are other people's machines, and whose sums are all that it learns."""
+    """An `Engine` whose clients are other people's machines, and which learns only sums."""
 
     masks = True
-    """Nobody need put masks around it."""
+    """Masking is built in: no wrapper has to add it."""
 
     def sum(
         self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
@@ -116,7 +116,7 @@ class MaskedSums(Deployed):
     def _next(
         self, order: Order, terms: Terms, step: str, clients: Iterable[int], said: bytes
     ) -> list[StepOrder]:
-        """Orders for one of the steps around the upload, to whoever is still there."""
+        """Orders for one of the steps around the upload, for the clients that are still there."""
         return [
             StepOrder(
                 run=self._states.run,
@@ -138,7 +138,7 @@ class MaskedSums(Deployed):
     def _steps(
         self, order: Order, server: Server, orders: Sequence[TrainOrder | StepOrder], body: bytes
     ) -> None:
-        """One leg: send the orders, and let the protocol's server hear what came back."""
+        """One leg: send the orders, and pass the answers to the protocol's server."""
         leg = self._sent(orders, body)
         clients = [one.client for one in orders]
         parcels = self._collected(leg, clients)
@@ -150,7 +150,9 @@ class MaskedSums(Deployed):
     def _uploads(
         self, order: Order, server: Server, leg: Leg, participants: Sequence[Participant], progress: Progress
     ) -> list[Report]:
-        """The leg of the uploads, in the order of the shards, so that memory holds no more than one's."""
+        """The leg of the uploads, processed in the order of the shards, so that memory holds only one shard's
+        uploads.
+        """
         reports: list[Report] = []
         done = 0
         for shard in shards(participants, self._population.sizes):
@@ -179,7 +181,7 @@ class MaskedSums(Deployed):
 
     @contextmanager
     def _noting(self, order: Order, client: int) -> Iterator[None]:
-        """If there is nothing to hear from a client, it has left the round, and the log says why."""
+        """If a client does not answer properly, it has left the round, and the log says why."""
         try:
             yield
         except Nothing as nothing:

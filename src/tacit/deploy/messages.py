@@ -1,9 +1,9 @@
-"""What travels: a signed head of plain values, and a body of raw numbers that the head holds the hash of.
+"""The messages: a signed head of plain values, and a body of raw numbers whose hash is in the head.
 
-No pickle, no code, nothing that depends on who reads it. A head is JSON in one form only, with exactly the
-keys of its kind; a body is named vectors, one after the other, of exactly the lengths that the head says.
-Anything else is a `BadMessage`, whatever the bytes are. A body is apart from its head so that one that goes
-to many is stored and sent once.
+Messages contain no pickle, no code, and nothing that depends on the reader. A head is JSON in one canonical
+form, with exactly the keys of its kind. A body is named vectors, one after the other, of exactly the lengths
+that the head says. Any other bytes are a `BadMessage`. A body is separate from its head, so a body for many
+clients is stored and sent once.
 
 >>> from cryptography.hazmat.primitives.asymmetric import ec
 >>> key = ec.generate_private_key(ec.SECP384R1())
@@ -32,17 +32,17 @@ MAGIC = b"tacit 2\n"
 """The protocol and its version."""
 LONGEST_HEAD = 1 << 20
 LONGEST_STEP = 1 << 26
-"""Bytes of what is said in a step of secure aggregation."""
+"""The most bytes of the body in a step of secure aggregation."""
 WIDTHS = {"f4": 4, "i4": 4, "i8": 8, "u1": 1}
 
 Vector = tuple[str, str, int]
 """Name, dtype and length of one vector of a body."""
 Body = Callable[[int], bytes | bytearray]
-"""Fetches a body of so many bytes, which its head has promised; no more are ever read."""
+"""Fetches a body of the size that its head promised; never reads more."""
 
 
 class BadMessage(UserError):
-    """Bytes that are not a message of ours; says why, and nothing has been done about them."""
+    """Bytes that are not one of our messages; the error says why. Nothing has been done about them."""
 
 
 def _token(value: Any) -> bool:
@@ -59,23 +59,23 @@ def _number(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Train, and send what comes of it."""
+    """An order to train, and to send the result."""
 
     kind: ClassVar[str] = "train"
 
     run: str
     """A random name of the run."""
     to: str
-    """Whom it is for: the SHA-256 of the client's key."""
+    """The recipient: the SHA-256 of the client's key."""
     client: int
-    """The number that the client has in this run."""
+    """The client's number in this run."""
     clients: int
-    """How many there are."""
+    """The number of clients."""
     nonce: str
     created: float
-    """When it was given, in seconds since 1970."""
+    """When the order was given, in seconds since 1970."""
     ttl: float
-    """For how many seconds it holds."""
+    """For how many seconds the order is valid."""
     round: int
     attempt: int
     replay: int
@@ -83,32 +83,33 @@ class TrainOrder:
     steps: int | None
     decay: float
     bound: float | None
-    """The clipping norm in force, at client level."""
+    """The current clipping norm, at client level."""
     config: str
     """The run's settings, as YAML: never code, and nothing about where data are."""
     shape: tuple[int, ...]
     classes: int
     labels: tuple[str, ...]
-    """What the server takes records to be: a client whose records are others must not take part."""
+    """The labels that the server expects: a client whose records have others must not take part."""
     layout: str
-    """A hash of names and shapes of what is trained."""
+    """A hash of the names and shapes of the trained parameters."""
     frozen: str | None
-    """A hash of what is not."""
+    """A hash of the frozen parameters."""
     state: str
-    """The version of its own state that the client starts from."""
+    """The version of the client's own state that it starts from."""
     state_digest: str | None
     keep: tuple[str, ...]
-    """Versions of its state that the run may still name."""
+    """Versions of the client's state that the run may still name."""
     vectors: tuple[Vector, ...]
     body: str
     """The SHA-256 of the body."""
     terms: str | None = None
-    """Under secure aggregation, what the round is about (`tacit.secure.Terms`), in hexadecimal digits."""
+    """Under secure aggregation, the round's terms (`tacit.secure.Terms`), in hexadecimal digits."""
     members: tuple[str, ...] = ()
-    """Under secure aggregation, the hashes of the keys of those whom the terms name, in their order."""
+    """Under secure aggregation, the hashes of the keys of the terms' members, in the same order."""
     delivery: str | None = None
     """Under secure aggregation, the shares that others sent to this client (`tacit.secure.Delivery`). Without
-    it nothing is trained yet: the client is asked whether it would, and for its keys."""
+    it, the client does not train yet: it is asked for its keys, and whether it would carry out the order.
+    """
 
     def check(self) -> bool:
         return (
@@ -137,7 +138,7 @@ class TrainOrder:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client learnt, and as much about it as its owner lets out (None: not told)."""
+    """The result of a client's training, and the facts about it that its owner lets out (None: withheld)."""
 
     kind: ClassVar[str] = "answer"
 
@@ -153,11 +154,11 @@ class Answer:
     notes: dict[str, float] | None
     seconds: float | None
     state: str | None
-    """The version of its state that it wrote, if it did."""
+    """The version of its state that the client wrote, if it wrote one."""
     state_digest: str | None
     vectors: tuple[Vector, ...]
     key: str | None
-    """What its body is encrypted with (see `tacit.deploy.bodies`); None: nothing, under masks."""
+    """The key that encrypts its body (see `tacit.deploy.bodies`); None under masks: not encrypted."""
     body: str
 
     def check(self) -> bool:
@@ -182,13 +183,13 @@ class Answer:
 
 SHARE, AGREE, UNMASK = "share", "agree", "unmask"
 STEPS = (SHARE, AGREE, UNMASK)
-"""Steps of secure aggregation that have orders of their own: all but the first and the upload."""
+"""Steps of secure aggregation that have their own orders: all but the first step and the upload."""
 
 
 @dataclass(frozen=True)
 class StepOrder:
-    """The next step of a round of secure aggregation. Its body is what the server says in it, to everybody
-    the same.
+    """The next step of a round of secure aggregation. Its body is the server's message in that step, the same
+    for every client.
     """
 
     kind: ClassVar[str] = "step"
@@ -220,7 +221,7 @@ class StepOrder:
 
 @dataclass(frozen=True)
 class StepAnswer:
-    """What a client says in a step of secure aggregation: its body, which is signed once more by itself."""
+    """A client's message in a step of secure aggregation: its body, which carries a signature of its own."""
 
     kind: ClassVar[str] = "stepped"
 
@@ -244,7 +245,7 @@ REASONS = ("expired", "replayed", "not allowed", "budget", "mismatch", "protocol
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a client did not do as it was told."""
+    """Why a client did not carry out an order."""
 
     kind: ClassVar[str] = "refusal"
 
@@ -254,7 +255,7 @@ class Refusal:
     reason: str
     """One of `REASONS`."""
     text: str
-    """For a person; never about records."""
+    """A text for a person; never about records."""
 
     def check(self) -> bool:
         return (
@@ -280,7 +281,7 @@ def written(head: Head, key: PrivateKey) -> bytes:
 
 
 def read(message: bytes, key: PublicKey, kind: type[_H]) -> _H:
-    """The head that the owner of `key` wrote, if it is of this kind."""
+    """The head that the owner of `key` wrote; refused unless it is of this kind."""
     head = read_any(message, key)
     if not isinstance(head, kind):
         raise BadMessage(f"it is a message of kind {head.kind!r} where {kind.kind!r} is due")
@@ -303,7 +304,7 @@ def read_any(message: bytes, key: PublicKey) -> Head:
 
 
 def head_hash(message: bytes) -> str:
-    """What an answer names its order by."""
+    """The hash by which an answer names its order."""
     return sha256(message).hexdigest()
 
 
@@ -325,7 +326,7 @@ def _parsed(content: bytes) -> Head:
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """A value of JSON as its field has it; TypeError if it is of another type."""
+    """A JSON value as its field's type; TypeError if it has another type."""
     if hint == tuple[Vector, ...]:
         return tuple(_vector(item) for item in _list(value))
     if hint in (tuple[int, ...], tuple[str, ...]):

@@ -1,4 +1,4 @@
-"""A population whose records are elsewhere: as its server knows it, and as one of its clients does."""
+"""A population whose records are elsewhere, as its server and as one of its clients know it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tacit.errors import UserError
 
 
 class Elsewhere:
-    """Records that are with their owners: one stands for each of them, and nobody here can look at it."""
+    """Records that stay with their owners: one placeholder stands for each, and nobody here can read it."""
 
     def __init__(self, roster: Roster) -> None:
         self._owners = np.array([member.who for member in roster.members])
@@ -30,7 +30,7 @@ class Elsewhere:
 
     @property
     def users(self) -> NDArray[Any]:
-        """Runs have people in common if they have owners in common."""
+        """Two runs have people in common if they have owners in common."""
         return self._owners
 
     def raw(self, index: int) -> bytes:
@@ -45,7 +45,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Looks:
-    """What everybody's records must look like: their shape, and the classes by number and name."""
+    """What all owners' records must look like: their shape, and the classes by number and name."""
 
     shape: tuple[int, ...]
     classes: int
@@ -53,7 +53,7 @@ class Looks:
 
 
 class Owners(Population):
-    """A population as a federation's server knows it: who there is, and how much each one says it has."""
+    """A population as a federation's server knows it: the members, and how many records each claims."""
 
     def __init__(self, roster: Roster, looks: Looks) -> None:
         count = len(roster.members)
@@ -70,7 +70,7 @@ def alone(
     holdout: float = 0.0,
     validation: float = 0.0,
 ) -> Population:
-    """The population as one of its clients knows it: its own records, under its number, and nobody else's."""
+    """The population as one of its clients knows it: its own records, under its number, and no others."""
     offsets = np.zeros(clients + 1, np.int64)
     offsets[number + 1 :] = len(own)
     return Population(records, offsets, np.asarray(own, np.int64), holdout, validation)

@@ -1,7 +1,7 @@
-"""What the owner of some records lets be done with them: the `allow` section of `client.yaml`.
+"""What the owner of some records allows to be done with them: the `allow` section of `client.yaml`.
 
-It is the client's own file, read by the client's own program. Whatever a server asks for beyond it is
-refused, before anything is charged or trained.
+The section is in the client's own file, read by the client's own program. Any request of a server beyond it
+is refused, before anything is charged or trained.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tacit.errors import UserError
 from tacit.section import Section
 
 SHARED = ("size", "normalise", "augment", "max_length", "tokenizer")
-"""Keys of the data section that say what records are made into, and not where they are."""
+"""Keys of the data section that say how records are processed, and not where they are."""
 SENT = (
     "name",
     "seed",
@@ -30,15 +30,15 @@ SENT = (
     "server",
     "privacy",
 )
-"""Sections that clients are told, beside `data`."""
+"""Sections, besides `data`, that clients are sent."""
 OWNERS = ("name", "partition")
-"""What a data section must have; the server's says that the records are the owners'."""
+"""The kind that a server's data section must have; it says that the records are the owners'."""
 
 Number = Literal["examples", "loss", "metrics", "seconds"]
 
 
 class NotAllowed(UserError):
-    """The owner's policy forbids it."""
+    """The owner's policy forbids this."""
 
 
 class Allow(Section):
@@ -84,24 +84,27 @@ class Allow(Section):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run wants of a client."""
+    """What a run asks of a client."""
 
     method: str
     unit: str | None
     simulation: bool
     names: tuple[str, ...] = ()
-    """What it would load beside this package."""
+    """What it would load from outside this package."""
     needs: tuple[Number, ...] = ()
-    """Exact numbers that it cannot do without."""
+    """Exact numbers that it needs."""
     colluding: float | None = None
-    """Under secure aggregation, the share of a cohort that its guarantee lets collude; None: without it."""
+    """Under secure aggregation, the share of a cohort that may collude under its guarantee; None without
+    secure aggregation.
+    """
 
 
 def refuse_other_keys(settings: Mapping[str, Any]) -> None:
-    """Raise `NotAllowed` if a server's settings have a say in more than what records are made into.
+    """Raise `NotAllowed` if a server's settings decide more than how records are processed.
 
-    Which records, columns, files and people there are is the owner's to say. A server that may name a column
-    or a value can ask about any cell by whether it is refused; one that may call records public has them.
+    The owner alone decides which records, columns, files and people there are. A server that may name a
+    column or a value could probe any cell by whether its order is refused; a server that may declare records
+    public would have them.
     """
     for section, known in ((settings, (*SENT, "data")), (settings.get("data", {}), (*OWNERS, *SHARED))):
         beyond = sorted(str(key) for key in section if key not in known)
@@ -110,7 +113,7 @@ def refuse_other_keys(settings: Mapping[str, Any]) -> None:
 
 
 def refuse_beyond(allow: Allow, asked: Asked) -> None:
-    """Raise `NotAllowed` unless all of it is allowed."""
+    """Raise `NotAllowed` unless the policy allows everything that is asked."""
     if asked.method not in allow.methods:
         raise NotAllowed(f"the method {asked.method} is not among allow.methods")
     if allow.unit != "none" and asked.unit != allow.unit:

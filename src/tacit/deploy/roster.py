@@ -1,8 +1,8 @@
-"""Who belongs to a federation: numbers, keys, and how many records each owner says it has.
+"""The members of a federation: numbers, keys, and how many records each owner claims.
 
-`roster.json` in the server's folder. Clients are numbered in the order in which they came and never lose
-their number. A run is about the first N of them, so its population, which its guarantee counts as public, is
-frozen while others join for the next one. Somebody who is put out keeps the number and counts as absent.
+`roster.json` in the server's folder. Clients are numbered in the order in which they joined and never lose
+their number. A run covers the first N of them. So its population, which its guarantee counts as public, is
+frozen while others join for the next run. A member who is removed keeps the number and counts as absent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tacit.reading import from_json, read_text
 
 ROSTER = "roster.json"
 NAME = r"[\w.-]{1,60}"
-"""What a client can be called."""
+"""The pattern of a client's name."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Member:
 
     name: str
     key: str
-    """Its public key, a line in OpenSSH's format."""
+    """The client's public key, a line in OpenSSH's format."""
     records: int = 0
-    """Training records that its owner told of; 0: not told."""
+    """Training records that its owner reported; 0: not reported."""
     revoked: bool = False
 
     @property
@@ -66,7 +66,7 @@ class Roster:
         write_atomically(folder / ROSTER, sealed({"members": [asdict(m) for m in self.members]}, indent=1))
 
     def with_member(self, member: Member) -> Roster:
-        """One more. The same key twice would let one owner be two clients."""
+        """The roster with one more member. A key may appear only once, or one owner could be two clients."""
         for other in self.members:
             if other.who == member.who:
                 raise UserError(f"{member.name}: this key is {other.name}'s already; one key is one client")
@@ -75,13 +75,13 @@ class Roster:
         return Roster((*self.members, member))
 
     def without(self, name: str) -> Roster:
-        """The same with somebody put out: the number stays, and nothing it sends is read any more."""
+        """The roster with a member removed: the number stays, and what the member sends is no longer read."""
         if not any(member.name == name for member in self.members):
             raise UserError(f"there is no client {name}; there are {', '.join(m.name for m in self.members)}")
         return Roster(tuple(replace(m, revoked=m.revoked or m.name == name) for m in self.members))
 
     def first(self, clients: int) -> Roster:
-        """Those that a run is about."""
+        """The members that a run covers."""
         if clients > len(self.members):
             raise UserError(
                 f"data.partition.clients: {clients}, and the federation has {len(self.members)} so far; "
@@ -91,12 +91,12 @@ class Roster:
 
 
 def held(folder: Path) -> Roster:
-    """The roster that a client holds: others whom its owner knows; nobody, as long as none were taken in."""
+    """The roster that a client holds: other clients whom its owner knows; empty until some are added."""
     return Roster.read(folder) if (folder / ROSTER).exists() else Roster()
 
 
 def taken_in(roster: Roster, cards: Sequence[Path]) -> Roster:
-    """The same with the clients of these cards, and nothing of them but names and keys."""
+    """The roster plus the clients of these cards, of which only names and keys are kept."""
     for file in cards:
         roster = roster.with_member(replace(card_of(file), records=0))
     return roster
@@ -123,7 +123,7 @@ def card(name: str, key: PublicKey, records: int) -> str:
 
 
 def is_name(name: Any) -> bool:
-    """Whether a client can be called so."""
+    """Whether this is a valid name for a client."""
     return isinstance(name, str) and re.fullmatch(NAME, name) is not None
 
 

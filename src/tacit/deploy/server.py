@@ -1,13 +1,14 @@
-"""The engine of a federation of real clients: orders out, answers in, each one checked, and the sum.
+"""The engine for real clients: it sends orders, checks each answer, and adds up the sum.
 
-The cohort is the mechanism's: drawn from the roster, whoever is there. Each client of it gets an order of its
-own with a nonce of its own. Answers are taken in the order of the shards, so that memory holds no more than
-one shard's and the sum has the same bits as in one process. Whoever has not answered by the deadline,
-refuses, or sends what is not an answer to its order, counts as zero; what comes later is never looked at.
+The mechanism draws the cohort from the roster, whether or not clients are connected. Each client of the
+cohort gets its own order with its own nonce. Answers are taken in the order of the shards, so memory holds no
+more than one shard's, and the sum has the same bits as in one process. A client that has not answered by the
+deadline, refuses, or sends something that is not an answer to its order counts as zero. Anything later is
+never looked at.
 
 An answer counts if it is signed by the client's key, names the order, its nonce and its hash, and has exactly
-the vectors that are due. Where the server makes the noise, its whole numbers must be within the clipping
-norm, which is checked here once more: the sensitivity never depends on what a client did.
+the expected vectors. Where the server makes the noise, the answer's whole numbers must be within the clipping
+norm. The server checks this again, so the sensitivity never depends on what a client did.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from tacit.privacy import ClientLevel
 from tacit.vector import Vectors, frozen_hash
 
 SHORTEST, POLL = 0.05, 0.5
-"""Seconds between two looks for answers: at first, and after a while."""
+"""Seconds between two polls for answers: at first, and later."""
 LOG = "log.jsonl"
 Parcel = tuple[bytes, Body]
 """An answer's head, and how to get its body."""
@@ -60,19 +61,21 @@ _A = TypeVar("_A", Answer, StepAnswer)
 
 
 class Transport(Protocol):
-    """How orders reach clients, and answers come back. It is not trusted with anything but the delivery."""
+    """How orders reach clients, and how answers come back. It is trusted with delivery only."""
 
     def online(self) -> set[str]:
-        """Who is there now, by the hashes of their keys."""
+        """The clients that are connected now, by the hashes of their keys."""
 
     def send(self, orders: Mapping[str, bytes], body: bytes | bytearray, ttl: float) -> dict[str, str]:
-        """Hand over an order to each of these clients, all with one body; a ticket for each that took it."""
+        """Send an order to each of these clients, all with one body; returns a ticket for each client that
+        took it.
+        """
 
     def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
-        """What came back for these tickets so far; None where nothing will come."""
+        """The answers so far for these tickets; None where none will come."""
 
     def close(self) -> None:
-        """Let go of whatever it holds."""
+        """Release everything it holds."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Patience:
     deadline: float = 600.0
     """Seconds from the order to the last answer that counts."""
     wait: int = 1
-    """Clients that must be there before a round begins."""
+    """Clients that must be connected before a round begins."""
 
 
 class Deployed:
@@ -159,7 +162,7 @@ class Deployed:
         return self._population.roster.members[client]
 
     def _wait(self) -> None:
-        """Until enough clients of the federation are there, and no longer than a deadline."""
+        """Wait until enough clients of the federation are connected, up to a deadline."""
         members = {m.who for m in self._population.roster.members if not m.revoked}
         ends, wanted = time.monotonic() + self._patience.deadline, self._patience.wait
         while len(there := self._transport.online() & members) < wanted:
@@ -204,7 +207,7 @@ class Deployed:
         )
 
     def _sent(self, orders: Sequence[TrainOrder | StepOrder], body: bytes | bytearray) -> Leg:
-        """Send these orders, all with one body, to those of their clients who were not put out."""
+        """Send these orders, all with one body, to those of their clients that are still members."""
         told: dict[int, Told] = {}
         for order in orders:
             if not self._member(order.client).revoked:
@@ -215,7 +218,7 @@ class Deployed:
         return Leg(told, given, ends)
 
     def _collected(self, leg: Leg, clients: Sequence[int]) -> dict[int, Parcel]:
-        """What these clients answered before the deadline."""
+        """These clients' answers, up to the deadline."""
         found: dict[int, Parcel] = {}
         left = {client: leg.tickets[client] for client in clients if client in leg.tickets}
         pause = SHORTEST
@@ -236,7 +239,7 @@ class Deployed:
         return found
 
     def _opened(self, leg: Leg, client: int, parcel: Parcel | None, kind: type[_A]) -> _A:
-        """The head of a client's answer to its order; `Nothing` if there is none, or it is none."""
+        """The head of a client's answer to its order; raises `Nothing` if there is no valid answer."""
         told = leg.told.get(client)
         if told is None or parcel is None:
             raise Nothing("absent", "no answer by the deadline" if told else "it was put out")
@@ -256,7 +259,7 @@ class Deployed:
         return head
 
     def _added(self, order: Order, participant: Participant, leg: Leg, parcel: Parcel | None) -> Report:
-        """Add a client's answer to the shard's sum, if it is one."""
+        """Add a client's answer to the shard's sum, if it is valid."""
         head, member = self._opened(leg, participant.client, parcel, Answer), self._member(participant.client)
         assert parcel is not None
         try:
@@ -279,7 +282,7 @@ class Deployed:
             raise BadMessage("it names a state that it was not asked for")
 
     def _reported(self, participant: Participant, head: Answer, weight: float, norm: float) -> Report:
-        """What is known of a client whose upload is in the sum."""
+        """The report on a client whose upload is in the sum."""
         if head.state is not None and head.state_digest is not None:
             self._states.note(participant.client, head.state, head.state_digest)
         return Report(
@@ -312,7 +315,7 @@ class Deployed:
 
 @dataclass(frozen=True)
 class Leg:
-    """Orders that are out: what each client was told, the transport's tickets, and when it is too late."""
+    """Pending orders: what each client was sent, the transport's tickets, and the deadline."""
 
     told: Mapping[int, Told]
     tickets: Mapping[int, str]
@@ -320,7 +323,7 @@ class Leg:
 
 
 class Nothing(Exception):
-    """A client adds nothing to the sum; says why."""
+    """A client adds nothing to the sum; the exception says why."""
 
     def __init__(self, what: str, text: str) -> None:
         super().__init__(text)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def deployed(job: Job, transport: Transport, key: PrivateKey, log: Path, patience: Patience) -> Deployed:
-    """The engine for a job whose clients are real: under secure aggregation it never sees an update."""
+    """The engine for a job whose clients are real. Under secure aggregation it never sees a single update."""
     from tacit.deploy.masked_sums import MaskedSums
     from tacit.deploy.server import Deployed
     from tacit.privacy import SecureSum

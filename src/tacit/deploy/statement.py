@@ -1,4 +1,4 @@
-"""What an owner's records have paid, in the owner's own words: `tacit client ledger`."""
+"""What an owner's records have paid, for the owner to read: `tacit client ledger`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OwnStatement:
     unprotected: int
     """Rounds in which an update left without any guarantee."""
     narrower: int
-    """Rounds that protected single records, where the owner wants all of them protected together."""
+    """Rounds that protected single records, although the owner wants all of them protected together."""
     simulated: int
     """Rounds of rehearsals, whose noise anybody can repeat."""
     observers: tuple[tuple[str, float | None, str], ...]
@@ -67,8 +67,8 @@ def _of(count: int, what: str) -> str:
 
 
 def own_statement(state: Path, allow: Allow, ledgers: Path | None = None) -> OwnStatement:
-    """What an owner's records have paid, replayed from its ledgers: the client's own, or those that it shares
-    with the owner's clients of other federations.
+    """What an owner's records have paid, replayed from its ledgers: the client's own, or those that the
+    owner's clients of several federations share.
     """
     ledgers = ledgers or state / LEDGERS
     unit = "example" if allow.unit == "none" else allow.unit

@@ -1,9 +1,9 @@
-"""Client states as the server of a federation knows them: that they are there, and a hash of each.
+"""Client states as the server of a federation knows them: which versions exist, and a hash of each.
 
 The states themselves are on the clients' own disks. The server's folder has a small file for each version
-that a client said it wrote, with the hash that it told; an order names version and hash, so a client that
-lost its state, or has another, says so instead of going on from it. The run's name is kept here too: clients
-keep the states of different runs apart by it.
+that a client reported, with the hash that it reported. An order names version and hash, so a client that lost
+its state, or has another one, says so instead of training on from it. The run's name is kept here too:
+clients use it to keep the states of different runs apart.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class RemoteStates(DirectoryStates):
         return file.read_text(encoding="utf-8").strip()
 
     def note(self, client: int, version: str, digest: str) -> None:
-        """A client says that it has written this version."""
+        """Note that a client reported this version."""
         file = self.file(client, version)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(file, digest)
 
     def told(self, client: int, version: str) -> str | None:
-        """The hash that a client told of a version."""
+        """The hash that a client reported for a version."""
         if version == NONE:
             return None
         try:

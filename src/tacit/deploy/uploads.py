@@ -1,5 +1,5 @@
-"""What a run's messages consist of, and uploads as they are sent: in whole numbers, as many bits of each as
-their bound needs.
+"""What a run's messages consist of, and the form of uploads on the wire: whole numbers, packed in as many
+bits each as their bound needs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tacit.secure.masks import centred, lanes, packed, packed_size, unpacked
 from tacit.vector import Layout, Vectors, read_buffers, read_values
 
 STRETCH = 1 << 20
-"""Numbers that are packed at a time: a multiple of 8, so that stretches end with whole bytes."""
+"""How many numbers are packed at a time: a multiple of 8, so that chunks end on whole bytes."""
 
 
 def layout_hash(layout: Layout) -> str:
-    """Names, shapes and order of what is trained, and how much of it is shared."""
+    """A hash of names, shapes and order of the trained parameters, and of how much of them is shared."""
     parts = [(segment.name, tuple(segment.shape)) for segment in layout.segments]
     return sha256(repr((parts, layout.shared)).encode()).hexdigest()
 
 
 def expected_message(job: Job) -> tuple[Vector, ...]:
-    """What a run's message consists of."""
+    """The vectors of a run's message."""
     theta = read_values(job.model, job.layout)[: job.layout.shared].float()
     message = job.algorithm.message(job.algorithm.init(theta, job.layout))
     message = {**message, **read_buffers(job.model)}
@@ -37,8 +37,8 @@ def expected_message(job: Job) -> tuple[Vector, ...]:
 
 
 def expected_upload(job: Job, bounding: Bounding | None) -> tuple[Vector, ...]:
-    """What a client's answer consists of: float32, or under a bound in whole numbers as many bits of each as
-    that needs. They are the same for every upload, whose length the network sees.
+    """The vectors of a client's answer: float32, or under a bound whole numbers in as many bits each as the
+    bound needs. Their size is the same for every upload, since the network sees it.
     """
     bits = upload_bits(bounding)
     if bits is None:
@@ -47,12 +47,12 @@ def expected_upload(job: Job, bounding: Bounding | None) -> tuple[Vector, ...]:
 
 
 def upload_bits(bounding: Bounding | None) -> int | None:
-    """Bits of a number between −2ᵇ and 2ᵇ; None if uploads are not of whole numbers."""
+    """Bits of a number between −2ᵇ and 2ᵇ; None if uploads are not whole numbers."""
     return None if bounding is None or bounding.grid is None else bounding.grid.bits + 2
 
 
 def narrowed(upload: Vectors, bounding: Bounding | None) -> Vectors:
-    """An upload as it is sent: see `expected_upload`."""
+    """An upload in its form on the wire: see `expected_upload`."""
     bits = upload_bits(bounding)
     if bits is None:
         return upload
@@ -60,7 +60,7 @@ def narrowed(upload: Vectors, bounding: Bounding | None) -> Vectors:
 
 
 def widened(sent: Vectors, bounding: Bounding | None, sizes: Mapping[str, int]) -> Vectors:
-    """The upload that `narrowed` was given; `BadMessage` if there is none."""
+    """The upload that `narrowed` packed; `BadMessage` if it cannot be unpacked."""
     bits = upload_bits(bounding)
     if bits is None:
         return sent
@@ -89,7 +89,7 @@ def _wide(sent: Tensor, length: int, bits: int) -> Tensor:
 
 
 def checked_norm(upload: Vectors, bounding: Bounding | None) -> float:
-    """The norm of what a client sent, if that may be added; whole numbers must be within their radius.
+    """The norm of a client's upload, if it may be added; whole numbers must be within their radius.
 
     Sensitivity: with a grid, Σk² ≤ 2²ᵇ in whole numbers, or it is a `BadMessage`.
     """

@@ -22,7 +22,7 @@ ENGINES: dict[str, type[Section]] = {
     "pool": PoolSettings,
     "ray": RaySettings,
 }
-"""Every kind that a config's `engine.kind` may name: the section it is, which opens it."""
+"""The settings class of each `engine.kind` in a config; it opens the engine."""
 
 __all__ = [
     "ENGINES",

@@ -1,9 +1,9 @@
 """What crosses between the round loop and whatever runs the clients: named vectors and small plain values.
 
-An engine gets an `Order` (what to do this round), a message (named vectors) and the participants (clients,
-and which version of its state each holds). It gives back the sum of the clients' bounded uploads and a
-`Report` on each. Nothing else crosses, so an engine may be this process, a pool of processes, or machines
-far away.
+An engine receives an `Order` (what to do this round), a message (named vectors) and the participants
+(clients, each with the version of its state). It returns the sum of the clients' bounded uploads and a
+`Report` on each client. Nothing else crosses, so an engine may be this process, a pool of processes, or
+remote machines.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from tacit.vector import Vectors
 
 NONE = ""
-"""The version of a client that has no state yet."""
+"""The version that stands for "no state yet"."""
 SHARDS, SHARD = 16, 8
-"""A cohort is cut into shards of `SHARD` clients, but into no fewer than `SHARDS` of them.
+"""A cohort is cut into shards of `SHARD` clients, but into at least `SHARDS` shards.
 
-Enough to keep many workers busy, few enough that adding the shards up costs nothing.
+That is enough shards to keep many workers busy, and few enough that adding them up costs nothing.
 """
 
 
@@ -38,15 +38,15 @@ class Order:
     round: int
     lr: float
     steps: int | None = 1
-    """Local steps of a client of average size, K; None where that is private."""
+    """K: local steps of a client of average size; None where this number is private."""
     decay: float = 1.0
-    """The local schedule's factor, already in `lr`."""
+    """The local schedule's factor; `lr` already includes it."""
     weighted: bool = False
-    """Weigh a client by its number of examples (never under a client-level guarantee)."""
+    """Weight clients by their number of examples (never under a client-level guarantee)."""
     attempt: int = 0
-    """How often this round was charged before: a repeated round must not repeat its noise."""
+    """How often this round was charged before; a repeated round must not repeat its noise."""
     bounding: Bounding | None = None
-    """Client-level privacy: what is done to everything a client sends, taken together."""
+    """Client-level privacy: how everything that a client sends is bounded, taken together."""
 
 
 @section
@@ -63,17 +63,17 @@ class Tune:
 
 
 class Participant(NamedTuple):
-    """A client that takes part, and the version of its state that it starts from (`states.NONE`: none)."""
+    """A participating client, and the version of the state that it starts from (`states.NONE`: no state)."""
 
     client: int
     state: str = NONE
     replay: int = 0
-    """How often the client already trained in this attempt at the round: its worker was lost."""
+    """How often the client already trained in this attempt at the round, because its worker was lost."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is known of one client's work."""
+    """What the engine reports about one client's work."""
 
     client: int
     weight: float
@@ -82,39 +82,39 @@ class Report:
     steps: int
     loss: float
     norm: float
-    """L2 norm of everything it sent, before any bound."""
+    """L2 norm of everything it sent, before any bound is applied."""
     finite: bool
     state: str | None
-    """The version of its state that it wrote for the next time it is drawn, if it did."""
+    """The version of the state that the client wrote for its next round, if it wrote one."""
     notes: dict[str, float]
-    """Means of what the algorithm noted in its steps."""
+    """Mean of each number that the algorithm noted during the client's steps."""
     seconds: float
     layers: list[float] | None = None
-    """L2 norm of each layer of its update, before any bound; only where a run asks for it."""
+    """L2 norm of each layer of the update, before any bound; only if a run asks for it."""
     gradient_layers: list[float] | None = None
-    """The same of its gradients, in the mean over its steps."""
+    """The same for its gradients, as the mean over its steps."""
     clipped_layers: list[float] | None = None
-    """The same of its update after the bound, under a guarantee for clients."""
+    """The same for its update after clipping, under a client-level guarantee."""
 
 
 Progress = Callable[[int], None]
-"""Told how many of the round's clients are done."""
+"""Called with the number of the round's clients that are done."""
 
 
 def ignore(done: int) -> None:
-    """Progress that nobody watches."""
+    """A progress callback that does nothing."""
 
 
 Replay = Callable[[Sequence[Participant]], None]
-"""Told before clients train a second time in one attempt at a round; may charge for it, or refuse."""
+"""Called before clients train a second time in one attempt at a round; it may charge for that, or refuse."""
 
 
 def free(participants: Sequence[Participant]) -> None:
-    """Nothing has to be done before clients train again."""
+    """Repeated training costs nothing: no charge, no refusal."""
 
 
 class Engine(Protocol):
-    """Runs clients. Speed is its only business: a result never depends on which engine made it."""
+    """Runs clients. An engine only decides how fast; a result never depends on which engine produced it."""
 
     def sum(
         self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
@@ -123,17 +123,17 @@ class Engine(Protocol):
 
         Args:
             order: the round's instructions.
-            message: what goes down; the engine must not change it.
+            message: the vectors sent to the clients; the engine must not change them.
             participants: the clients, each with the version of its state.
-            progress: told how many are done.
+            progress: called with the number of clients that are done.
 
         Returns:
-            The weighted sum of their uploads, and a report on each. Under a client-level guarantee the sum is
-            of whole numbers, in int64: the same in any order. It is in memory of the engine's own, which the
-            next call overwrites; the caller may do so too.
+            The weighted sum of the clients' uploads, and a report on each client. Under a client-level
+            guarantee the sum consists of whole numbers (int64), so it is the same in any order. The sum lies
+            in the engine's own memory: the next call overwrites it, and the caller may overwrite it too.
 
         Raises:
-            ClientError: code of the model, the data or the algorithm failed; it says on which client.
+            ClientError: code of the model, the data or the algorithm failed; the error names the client.
         """
 
     def evaluate(self, message: Vectors) -> dict[str, float]:
@@ -149,15 +149,15 @@ class Engine(Protocol):
     def evaluate_clients(
         self, message: Vectors, participants: Sequence[Participant], tune: Tune | None = None
     ) -> list[dict[str, float]]:
-        """Metrics of each client's own model (shared part and its personal part) on its own test split.
+        """Metrics of each client's own model (shared and personal part) on the client's own test split.
 
         Args:
             message: as `sum` would be given it.
             participants: the clients, each with the version of its state.
-            tune: first train that model on the client's own records. Nothing of that is sent.
+            tune: first fine-tune that model on the client's own records. Nothing of the result is sent.
 
         Returns:
-            Metrics by name, of each client that has a test split.
+            Metrics by name, for each client that has a test split.
         """
 
     def close(self) -> None:
@@ -165,10 +165,10 @@ class Engine(Protocol):
 
 
 def shards(participants: Sequence[Participant], sizes: NDArray[np.int64]) -> list[list[Participant]]:
-    """Cut a cohort into shards, largest clients first; a function of the cohort alone.
+    """Cut a cohort into shards, largest clients first. The result depends on the cohort alone.
 
-    Floating-point sums depend on their order. Each shard is summed client by client and the shards are
-    added in this order, so the result is the same bit for bit however many workers share them out.
+    Floating-point sums depend on their order. Each shard is summed client by client, and the shards are added
+    in this order. The result is therefore the same bit for bit, however many workers share the shards.
 
     >>> cohort = [Participant(c) for c in range(3)]
     >>> [[v.client for v in shard] for shard in shards(cohort, np.array([5, 9, 5]))]

@@ -1,20 +1,21 @@
-"""A CSPRNG for the model's own randomness (dropout masks and their like) under a guarantee for examples.
+"""A CSPRNG for the model's own randomness (dropout masks and the like) under an example-level guarantee.
 
-Masks are drawn for a whole batch at once, so a record more or less moves the masks of those after it. That
-is covered if masks are independent and unknown, like the sampling: the sum with the record and the sum
-without it can then be coupled so that they differ in its clipped gradient alone. It is not covered if masks
-can be predicted, or if few of them are possible. torch's generators offer less than that: the Mersenne
-Twister is linear, and on some processors a mask is made from a seed of 31 bits.
+Masks are drawn for a whole batch at once, so adding or removing a record shifts the masks of the records
+after it. The guarantee covers that if masks are independent and unknown, as the sampling is: the sum with the
+record and the sum without it can then be coupled so that they differ only in that record's clipped gradient.
+The guarantee does not cover it if masks can be predicted, or if only few masks are possible. torch's
+generators are too weak for this: the Mersenne Twister is linear, and on some processors a mask is made from a
+seed of 31 bits.
 
-`csprng` therefore takes the place of torch's kernels for `bernoulli_` (dropout, stochastic depth),
-`uniform_`, `normal_` and `exponential_` on the CPU, and all that is built on them. Each call draws a nonce of
-252 bits from torch's generator, and its numbers are the stream of AES-256 in counter mode under the key
-SHA-256(secret, nonce). Whoever saves torch's random state and sets it again gets the same numbers again, as
-ever; nobody else does. Random changes to records (`SecretPlaces`) are made from such a stream, too.
+`csprng` therefore replaces torch's CPU kernels for `bernoulli_` (dropout, stochastic depth), `uniform_`,
+`normal_` and `exponential_`, and everything built on them. Each call draws a nonce of 252 bits from torch's
+generator; its numbers are the stream of AES-256 in counter mode under the key SHA-256(secret, nonce). Code
+that saves torch's random state and restores it gets the same numbers again, as usual; nobody can get them
+without the secret. Random changes to records (`SecretPlaces`) use such a stream, too.
 
-*Assumed*: AES-256 and SHA-256 under a secret key cannot be told from random functions. *Not covered by
-that*: the rarer `randint`, `randperm` and `multinomial`, which draw from the Twister itself, whose whole
-state (19,937 bits) is filled from the cipher before every step; and accelerators, whose counter-based
+*Assumption*: AES-256 and SHA-256 under a secret key cannot be distinguished from random functions. *Not
+covered*: the rarer `randint`, `randperm` and `multinomial`, which draw from the Mersenne Twister itself (its
+whole state of 19,937 bits is filled from the cipher before every step); and accelerators, whose counter-based
 generators get a secret seed of 63 bits.
 
 >>> with csprng():
@@ -51,15 +52,15 @@ from tacit.privacy import Bits
 
 _ZEROS = memoryview(bytes(1 << 19))
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-"""Binary digits of a uniform number, so that rounding never takes it out of its interval."""
+"""Binary digits of a uniform number: few enough that rounding never takes it out of its interval."""
 
 
 @contextmanager
 def csprng() -> Iterator[None]:
-    """While it lasts, random numbers of this process's CPU are the cipher's; see the module.
+    """Inside this context, the process's CPU random numbers come from the cipher; see the module.
 
-    Python's own generator and NumPy's global one are seeded by the operating system meanwhile: whoever had
-    seeded them finds them as they were.
+    Meanwhile, Python's generator and NumPy's global one are seeded by the operating system; afterwards they
+    are restored to their earlier state.
     """
     secret = os.urandom(32)
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -77,7 +78,7 @@ def csprng() -> Iterator[None]:
 
 @contextmanager
 def own_generators() -> Iterator[None]:
-    """Whoever had seeded Python's own generator and NumPy's global one finds them as they were."""
+    """Restore the state of Python's generator and NumPy's global one on exit."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -87,13 +88,13 @@ def own_generators() -> Iterator[None]:
 
 
 def seed_generators() -> None:
-    """Seed both by the operating system: what is drawn from now on depends on nothing that was before."""
+    """Seed both from the operating system: later numbers do not depend on any earlier state."""
     random.seed(os.urandom(64))
     np.random.seed(np.frombuffer(os.urandom(64), np.uint32))  # noqa: NPY002
 
 
 def refresh_generator() -> None:
-    """Fill the whole state of torch's CPU generator with bits that nobody can guess.
+    """Fill the whole state of torch's CPU generator with unpredictable bits.
 
     Layout (5056 bytes): the seed (8), words left (4), seeded (4), next word (8), 624 words of 8 bytes with
     32 bits each, then cached normals. "One left" makes the generator mix the new words before using them.
@@ -106,7 +107,7 @@ def refresh_generator() -> None:
 
 
 class SecretPlaces:
-    """64 bits for each place, a function of the place and of this object's secret alone (augmentation)."""
+    """64 bits for each place, a function of the place and this object's secret alone (for augmentation)."""
 
     def __init__(self) -> None:
         self._secret = os.urandom(32)
@@ -119,13 +120,13 @@ class SecretPlaces:
 
 
 def _words(secret: bytes, generator: torch.Generator | None, count: int, dtype: type[Any]) -> NDArray[Any]:
-    """Uniform words of a stream that is named by the next numbers of the generator."""
+    """Uniform words of a stream; the generator's next numbers name the stream."""
     nonce = torch.empty(4, dtype=torch.int64).random_(generator=generator).numpy().tobytes()
     return _stream(secret, nonce, count, dtype)
 
 
 def _stream(secret: bytes, name: bytes, count: int, dtype: type[Any]) -> NDArray[Any]:
-    """The first words of the stream of a name."""
+    """The first words of the stream with this name."""
     stream = Cipher(AES(sha256(secret + name).digest()), CTR(bytes(16))).encryptor()
     words = np.empty(count, dtype)
     left = memoryview(words.data).cast("B")

@@ -1,17 +1,19 @@
-"""Where a worker computes, and in which precision: the CPU, an accelerator, or several, one worker for each.
+"""Where a worker computes, and in which precision: on the CPU or on accelerators, with one worker for each.
 
-The worker moves the message and each batch to its device once; the flat parameters live there, and so do the
-sums of a shard until it is done. Algorithms, mechanisms and tasks do not know. Files are always the host's.
+The worker moves the message and each batch to its device once. The flat parameters live there, and so do a
+shard's sums until the shard is done. Algorithms, mechanisms and tasks do not see the device. Files always
+hold host tensors.
 
-- `precision: bf16` lets the model's own products be taken in bfloat16 (torch's autocast). Parameters, clipped
-  sums, norms, noise and the server's state stay in float32, so a bound is as good as before.
-- `activation_checkpointing: true` forgets what happens inside each layer and computes it again on the way
-  back: less memory, about a third more time. transformers' own switch where the model has one. Clipped
-  gradients then take the road record by record, since the proof cannot follow a layer that runs twice.
-- Private noise is the host's: the same generator and grid on every device, made in a second thread while
-  gradients are computed, and copied once.
-- Under a guarantee float32 means float32: TensorFloat-32 is switched off in the worker, because a norm and a
-  sum that are rounded to ten bits in different ways would not keep the clipping bound.
+- `precision: bf16` computes the model's own products in bfloat16 (torch's autocast). Parameters, clipped
+  sums, norms, noise and the server's state stay in float32, so the clipping bound holds as before.
+- `activation_checkpointing: true` drops what each layer computes inside and recomputes it in the backward
+  pass: less memory, about a third more time. It uses transformers' own switch if the model has one. Clipped
+  gradients are then computed record by record, since the isolation proof cannot follow a layer that runs
+  twice.
+- Private noise is made on the host, with the same generator and grid for every device. A second thread makes
+  it while gradients are computed, and it is copied to the device once.
+- Under a guarantee, float32 means float32: the worker switches TensorFloat-32 off. A norm and a sum that are
+  rounded to ten bits in different ways would break the clipping bound.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ Precision = Literal["float32", "bf16"]
 KINDS = ("cuda", "xpu", "mps")
 """What `auto` looks for, in this order."""
 _NARROW = ("mps",)
-"""Devices without float64, in which uploads are bounded and rounded: the host does that for them."""
+"""Devices without float64. Bounding and rounding uploads needs it, so the host does both for these devices.
+"""
 
 
 def _device(name: object) -> str:
-    """A name that could be a device's; the CPU is one device, however many cores it has."""
+    """Check that a name could be a device's. The CPU is one device, however many cores it has."""
     sound = isinstance(name, str) and re.fullmatch(r"(?!cpu:)[a-z]+(:\d+)?", name)
     if not isinstance(name, str) or not sound:
         raise ValueError(f"{name!r} is no device; say auto, cpu, cuda, cuda:1, mps or xpu")
@@ -75,7 +78,9 @@ class DeviceSettings(Section):
     """Compute activations again on the way back instead of keeping them."""
 
     def computes(self) -> list[Compute]:
-        """One for each device; refused if torch does not see it, or if it would have no worker."""
+        """One `Compute` for each device; refused if torch does not see the device, or if it would have no
+        worker.
+        """
         found = devices(self.device)
         workers = getattr(self, "workers", "auto")
         if isinstance(self.device, tuple) and isinstance(workers, int) and workers < len(found):
@@ -86,7 +91,7 @@ class DeviceSettings(Section):
         return [Compute(device, self.precision, self.activation_checkpointing) for device in found]
 
     def one(self) -> Compute:
-        """The only device, or the first that `auto` found."""
+        """The only device, or the first one that `auto` found."""
         found = self.computes()
         if len(found) > 1 and self.device != "auto":
             raise UserError(
@@ -97,7 +102,7 @@ class DeviceSettings(Section):
 
 
 def devices(wanted: str | Sequence[str], key: str = "engine.device") -> list[str]:
-    """Devices by the names that torch has for them; `key` is where a person has named them.
+    """The devices, by torch's names; `key` is the config key that an error message points to.
 
     >>> devices("cpu")
     ['cpu']
@@ -146,11 +151,11 @@ class Compute:
 
     @property
     def sums(self) -> str:
-        """Where uploads are bounded and added up."""
+        """The device on which uploads are bounded and added up."""
         return "cpu" if self.kind in _NARROW else self.device
 
     def place(self, model: nn.Module, private: bool) -> nn.Module:
-        """The model where it will compute: itself on the host, a copy elsewhere."""
+        """The model on its device: itself on the host, a copy elsewhere."""
         if private and self.kind == "cuda":
             torch.backends.cudnn.allow_tf32 = False
             torch.backends.cuda.matmul.allow_tf32 = False
@@ -163,11 +168,11 @@ class Compute:
         return model
 
     def _names(self) -> tuple[str, ...]:
-        """What tensors that are there call it: without a number it is the first."""
+        """The names that tensors on this device may report; without a number, a name means the first."""
         return (self.device, self.device if ":" in self.device else f"{self.device}:0")
 
     def batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A batch where the model is. The copy runs beside whatever the device is at."""
+        """A batch on the model's device. The copy runs beside whatever the device is computing."""
         if self.here:
             return batch
         if self.kind == "cuda":
@@ -175,16 +180,16 @@ class Compute:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def vectors(self, vectors: Mapping[str, Tensor]) -> Vectors:
-        """Named vectors where the model is."""
+        """Named vectors on the model's device."""
         return {name: vector.to(self.device) for name, vector in vectors.items()}
 
     @staticmethod
     def host(vectors: Mapping[str, Tensor]) -> Vectors:
-        """Named vectors where files and other processes are."""
+        """Named vectors on the host, for files and other processes."""
         return {name: vector.cpu() for name, vector in vectors.items()}
 
     def products(self) -> AbstractContextManager[Any]:
-        """While it lasts, the model's products are taken in the precision that was asked for."""
+        """Inside this context, the model's products use the configured precision."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.kind, dtype=torch.bfloat16)
@@ -194,7 +199,9 @@ HOST = Compute()
 
 
 def _moved(model: nn.Module, device: str) -> dict[int, Any]:
-    """What a deep copy shall take for each tensor of a model: never a second copy on the host."""
+    """What a deep copy should use for each of the model's tensors, so that the host never holds a second
+    copy.
+    """
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         there = parameter.detach().to(device)
@@ -208,9 +215,9 @@ def _moved(model: nn.Module, device: str) -> dict[int, Any]:
 
 
 def forget_activations(model: nn.Module) -> None:
-    """Have each layer of a model keep its input alone, and compute the rest again on the way back.
+    """Make each layer of a model keep only its input, and recompute the rest in the backward pass.
 
-    Refused where that would not be exact, or would spare nothing.
+    Refused if that would not be exact, or would save nothing.
     """
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.utils.checkpoint import checkpoint
@@ -235,8 +242,8 @@ def forget_activations(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """A transformer's layers, a residual network's blocks: of the kind that the longest sequence is made of,
-    all that stand in sequences.
+    """A transformer's layers or a residual network's blocks. The kind of layer is that of the longest
+    sequence; all layers of this kind that stand in sequences are returned.
     """
     sequences: list[list[nn.Module]] = []
     for part in model.modules():

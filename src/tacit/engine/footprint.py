@@ -1,16 +1,18 @@
-"""What a worker and the server need in memory, before anything is trained.
+"""How much memory a worker and the server need, estimated before anything is trained.
 
-Nothing of the real model is ever allocated. Two small measurements and sizes make up the estimate:
+The real model is never allocated. The estimate comes from tensor sizes and two small measurements:
 
-- *vectors*: the algorithm, with its bounding and its state, trains one client of a small network of the same
-  kind of job, while every tensor that comes and goes is counted. That gives how many vectors of the model's
-  length a worker holds when it computes a gradient, and at most. They grow with the model in proportion.
+- *vectors*: the algorithm, with its bounding and its state, trains one client of a small network on the same
+  kind of job, while every tensor that is created or freed is counted. This gives the number of vectors of the
+  model's length that a worker holds, while it computes a gradient and at most. These vectors grow in
+  proportion to the model.
 - *activations*: one step of the real network on the shapes of a real batch, with torch's fake tensors (for
-  accelerators: on its `meta` device), which have shapes and no memory; again everything that comes and goes
-  is counted, backwards pass included, and book-keeping where gradients are clipped (`gradients.sketch`).
+  accelerators: on torch's `meta` device), which have shapes but no memory. Everything created or freed is
+  counted again, including the backward pass, and the book-keeping where gradients are clipped
+  (`gradients.sketch`).
 
-What is counted is what is in use at once. A host's C library keeps freed memory between blocks in use, so
-that a process may be larger by up to what activations take: measured, see docs/scale.md.
+The count covers what is in use at once. A host's C library keeps freed memory between blocks in use, so a
+process may be larger by up to the size of its activations (measured: see docs/scale.md).
 
 >>> with Live() as live:
 ...     x = torch.zeros(1000)
@@ -53,7 +55,9 @@ from tacit.privacy import ClientLevel, ExampleLevel, LayeredNoise, Mechanism
 from tacit.vector import Flat, Vectors
 
 SMALL = 1024
-"""The small network is a matrix of so many rows and columns: its activations are nothing beside it."""
+"""Rows and columns of the matrix that is the small network: so large that its activations are negligible
+beside it.
+"""
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _CONVOLUTION = torch.ops.aten.convolution.default
@@ -63,7 +67,7 @@ _CTC = (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss_backward.Tenso
 
 
 def _ctc(func: Any, *args: Any) -> Any:
-    """What CTC's kernels make, by its shapes: torch has none for tensors without memory."""
+    """The output shapes of CTC's kernels: torch has no rule for tensors without memory."""
     forward = func is _CTC[0]
     scores, targets = args[0 if forward else 1], args[1 if forward else 2]
     if not (scores.is_meta or isinstance(scores, FakeTensor)):
@@ -75,16 +79,15 @@ def _ctc(func: Any, *args: Any) -> Any:
 
 
 def _unique(func: Any, values: Tensor, *rest: Any, **kwargs: Any) -> Any:
-    """As if every value were another one, where there are none to look at."""
+    """Treat every value as distinct, since there are no values to compare."""
     if not (values.is_meta or isinstance(values, FakeTensor)):
         return func(values, *rest, **kwargs)
     return values.new_empty(values.numel()), torch.empty_like(values), values.new_empty(0)
 
 
 def _reordered(func: Any, args: Any, out: Any) -> int:
-    """Bytes that a processor's convolution holds beside what it gives back: it computes in a layout of its
-    own, so what it reads and what it makes are there twice for a while. As measured with oneDNN, see
-    docs/scale.md.
+    """Bytes that a CPU convolution holds besides its result. It computes in a memory layout of its own, so
+    its inputs and outputs exist twice for a while. As measured with oneDNN, see docs/scale.md.
     """
     if func is _CONVOLUTION:
         x, w = args[0].nbytes, args[1].nbytes
@@ -98,9 +101,9 @@ def _reordered(func: Any, args: Any, out: Any) -> int:
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors made under it, for as long as each lives.
+    """Counts the bytes of all tensors that are created inside this context, for as long as each lives.
 
-    `reordered`: also the copies that a processor's convolutions make of all that they read and write, in a
+    `reordered`: also count the copies that CPU convolutions make of their inputs and outputs, in a memory
     layout of their own.
     """
 
@@ -115,7 +118,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(value, Tensor):
                 self._note(value, made=False)
         if func is _READ and (args[0].is_meta or isinstance(args[0], FakeTensor)):
-            # A model that looks at its data (is any token masked?) shall take the road that needs more.
+            # A model that branches on its data (is any token masked?) should take the branch that needs more.
             return torch.zeros((), dtype=args[0].dtype).item()
         if func in _CTC:
             out = _ctc(func, *args)
@@ -135,7 +138,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._seen:
             return
-        size = storage.nbytes() if made else 0  # what was there before is somebody else's
+        size = storage.nbytes() if made else 0  # what existed before is not counted
         self._seen[key] = weakref.finalize(storage, self._gone, key, size)
         self.now += size
         self.peak = max(self.peak, self.now)
@@ -150,25 +153,25 @@ class Held:
     """Vectors of the model's length (as float32) that a worker holds."""
 
     during: float
-    """While it computes a gradient, beside the parameters and their gradient."""
+    """While it computes a gradient, besides the parameters and their gradient."""
     most: float
     """At most, when the update is bounded and added."""
     descends: bool
-    """Steps never write the gradient down as one vector."""
+    """Whether steps avoid writing the gradient down as one vector."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes by part; `peak` is what is needed at once, which may be less than their sum."""
+    """Bytes by part. `peak` is what is needed at once; it may be less than their sum."""
 
     parts: Mapping[str, int]
     peak: int
 
 
 class _Noting:
-    """A task that notes what is held whenever its losses are asked for.
+    """A task that records the memory held whenever its losses are computed.
 
-    On the class: whatever an object of a job keeps is taken from it before the next client.
+    The record is kept on the class, because whatever a job's object keeps is reset before the next client.
     """
 
     live: Live
@@ -187,7 +190,7 @@ class _Noting:
 
 
 def _nameless(privacy: Mechanism | None) -> ClientLevel | None:
-    """What clients do to uploads, for a network whose layers have other names; nothing at example level."""
+    """How clients bound uploads, for a network whose layers have other names; None at example level."""
     if not isinstance(privacy, ClientLevel):
         return None
     clip = replace(privacy.clip, weights={})
@@ -197,7 +200,7 @@ def _nameless(privacy: Mechanism | None) -> ClientLevel | None:
 
 
 def small_job(job: Job, states: ClientStates) -> Job:
-    """The job with a small network in the place of its own, and records and a task for that."""
+    """The job with a small network in place of its own, and with records and a task to match."""
     x = np.ones((4, SMALL), np.float32)
     records = ArrayRecords(x, np.zeros(4, np.int64))
     with torch.random.fork_rng(devices=[]):
@@ -215,7 +218,7 @@ def small_job(job: Job, states: ClientStates) -> Job:
 
 
 def one_client(small: Job, order: Order, examples: bool) -> Held:
-    """Train one client of a small job and count what it holds; `examples`: by private gradients."""
+    """Train one client of a small job and count what it holds; `examples`: with private gradients."""
     live = Live()
     _Noting.live, _Noting.held = live, 0
     algorithm = small.algorithm
@@ -233,12 +236,12 @@ def one_client(small: Job, order: Order, examples: bool) -> Held:
         engine.sum(replace(order, bounding=bounding), message, [Participant(0)])
         engine.close()
     descended = descent is not None and descent.used and not examples
-    # The parameters are counted by themselves; the gradient, which is NumPy's, was not counted here.
+    # The parameters are counted separately. The gradient is a NumPy array, so it was not counted here.
     return Held((_Noting.held - size) / size, (live.peak - size) / size, descended)
 
 
 def peak_of(work: Callable[[], object], compute: Compute) -> int:
-    """The most that `work` adds to what is there before; nothing is computed."""
+    """The most memory that `work` adds to what exists before; nothing is really computed."""
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=compute.precision == "bf16")
     with Live(reordered=compute.here) as live, torch.enable_grad(), autocast:
         work()
@@ -246,15 +249,15 @@ def peak_of(work: Callable[[], object], compute: Compute) -> int:
 
 
 def step_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, descends: bool) -> int:
-    """The most that one plain step on `batch` adds."""
+    """The most memory that one plain step on `batch` adds."""
     if descends:
         return peak_of(lambda: Descent(flat)(batch, losses, 0.0), compute)
     return peak_of(lambda: plain_gradient(flat, batch, losses), compute)
 
 
 def pretend(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Let the tensors of a model on the `meta` device pass for the host's, in place, still without memory:
-    torch's autocast does nothing on `meta`.
+    """Make the tensors of a model on the `meta` device pass for host tensors, in place and still without
+    memory. torch's autocast does nothing on `meta`.
     """
     known: dict[int, Any] = {}
 
@@ -272,11 +275,13 @@ def pretend(model: nn.Module, mode: FakeTensorMode) -> None:
 
 
 def clipped_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, one: int) -> int:
-    """The most that a clipped gradient of `batch` adds; `one`: what a plain step on a single record does.
+    """The most memory that a clipped gradient of `batch` adds; `one`: what a plain step on a single record
+    adds.
 
-    Batches are cut into parts that have the room of a plain step, or into single records. The experiment
-    of the first step holds the gradients of up to three records, and one more, where records are taken one
-    by one; else their sum beside what is kept of three, and then two sums; see `tacit.gradients`.
+    Batches are cut into parts that fit in the room of a plain step, or into single records. The experiment of
+    the first step holds the gradients of up to three records, plus one more, where gradients are computed
+    record by record. Otherwise it holds their sum and what is kept of three records, and then two sums; see
+    `tacit.gradients`.
     """
     records, trained = batch_size(batch), 4 * flat.values.numel()
     rest = max(0, one - trained)
@@ -286,7 +291,7 @@ def clipped_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, on
     try:
         parts = 1
         if not one_at_a_time(flat.module, compute):
-            with Live():  # which answers what a tensor without memory cannot
+            with Live():  # it answers questions that a tensor without memory cannot
                 parts = affordable(flat, batch, losses)
         most, few = (
             peak_of(partial(clip_records, flat, _first(batch, size), losses), compute)
@@ -296,7 +301,7 @@ def clipped_bytes(flat: Flat, batch: Batch, losses: Losses, compute: Compute, on
         Unsupported,
         RuntimeError,
         TypeError,
-    ):  # a model that reads its data, or uses it in a way that no rule knows
+    ):  # a model that reads its data, or uses it in a way without a rule
         plain = step_bytes(flat, batch, losses, compute, descends=False)
         most, few = max(one, min(MUCH, max(LITTLE, plain * 5 // 4), 2 * plain)), one
     return max(most, trained + few, 2 * trained + rest) if records > 1 else most
@@ -307,14 +312,14 @@ def _first(batch: Batch, size: int) -> Batch:
 
 
 def parameter_bytes(model: nn.Module) -> tuple[int, int]:
-    """Of trained parameters, as float32, and of frozen ones and buffers, as they are."""
+    """Bytes of the trained parameters (as float32), and of frozen ones and buffers (as they are)."""
     trained = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
     return trained, frozen + sum(b.nbytes for b in model.buffers())
 
 
 def activation_bytes(model: nn.Module, batch: Batch, job: Job, compute: Compute, descends: bool) -> int:
-    """The most that a step adds, whatever its gradients are; `model` is of no use after this."""
+    """The most memory that a step adds, whatever kind of gradient it uses. Consumes `model`."""
     flat, losses = Flat(model), job.task.losses
     if compute.activation_checkpointing:
         forget_activations(model)
@@ -326,22 +331,22 @@ def activation_bytes(model: nn.Module, batch: Batch, job: Job, compute: Compute,
 
 
 def worker_need(model: nn.Module, batch: Batch, job: Job, compute: Compute, vectors: Held) -> Need:
-    """Of one worker, for a step on `batch`. `model` is on the `meta` device, and of no use after this."""
+    """The memory of one worker, for a step on `batch`. `model` is on the `meta` device, and is consumed."""
     trained, frozen = parameter_bytes(model)
     activations: int | None = None
     if compute.here or compute.precision == "bf16":
-        # Kernels are chosen by device: on `meta` neither attention nor dropout is what it is on the host.
+        # Kernels are chosen by device: on `meta`, attention and dropout differ from the host's.
         here, fake = deepcopy(model), FakeTensorMode(allow_non_fake_inputs=True)
         pretend(here, fake)
-        with suppress(RuntimeError), fake:  # some losses look at their data (CTC at its lengths)
+        with suppress(RuntimeError), fake:  # some losses read their data (CTC its lengths)
             activations = activation_bytes(here, batch, job, compute, vectors.descends)
     if activations is None:
         activations = activation_bytes(model, batch, job, compute, vectors.descends)
     noise = 8 * trained // 4 if isinstance(job.privacy, ExampleLevel) and not compute.here else 0
     during, most = int(vectors.during * trained), int(vectors.most * trained)
-    # On the host, pages of a gradient that is never written are never there.
+    # On the host, the pages of a gradient that is never written are never allocated.
     gradient = 0 if vectors.descends and compute.here else trained
-    # Of what no client may change, some is kept as a copy.
+    # Part of what no client may change is kept as a copy.
     base = trained + gradient + frozen + min(frozen, KEPT)
     parts = {
         "parameters": trained,
@@ -357,9 +362,9 @@ def worker_need(model: nn.Module, batch: Batch, job: Job, compute: Compute, vect
 def server_need(
     job: Job, state: Vectors, message: Vectors, optimizer: int, noise: int, held: float, slots: int
 ) -> Need:
-    """Of the process that holds the server: vectors by what they are for.
+    """The memory of the process that holds the server: vectors by purpose.
 
-    `held`: vectors of the model's length that it makes in a round, counted at a small one;
+    `held`: vectors of the model's length that the server creates in a round, counted on a small server;
     `slots`: sums that worker processes have ready for it.
     """
     trained, frozen = parameter_bytes(job.model)

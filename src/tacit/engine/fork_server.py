@@ -1,13 +1,14 @@
-"""A process that imports torch and the model's libraries once, and of which every worker is a fork.
+"""A process that imports torch and the model's libraries once, and from which every worker is forked.
 
-torch takes two seconds of a core to import, transformers with peft five more: once for a run, not once for
-each worker, and their memory is the workers' in common. The server has `python -P` and a clean path,
-as a fresh worker has, and ends when its pipe is closed or its maker dies; its workers end with it.
+Importing torch takes two seconds of a core; transformers with peft take five more. With this server the run
+pays that once, not once for each worker, and the workers share the libraries' memory. The server runs under
+`python -P` with a clean path, as a fresh worker does. It ends when its pipe is closed or its parent dies, and
+its workers end with it.
 
-A fork is sound where nothing but the one thread that forks would have to live on in the child. So the server
-computes nothing, draws no random number, reads no user's code, and counts its threads before each fork; with
-more than one it forks nobody, and the pool starts a fresh process instead. Workers of accelerators are
-always fresh ones: a driver that was looked at before a fork does not work after it.
+A fork is sound if the child needs no thread but the one that forked. So the server computes nothing, draws no
+random number, reads no user's code, and counts its threads before each fork. With more than one thread it
+refuses to fork, and the pool starts a fresh process instead. Workers on accelerators are always fresh
+processes: a driver that was opened before a fork does not work after it.
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ from torch import nn
 from tacit.engine.shared import import_path
 
 LIBRARIES = ("tacit", "transformers", "peft")
-"""Whose modules may be imported before the fork, beside torch: they start no thread and keep no secret."""
+"""Libraries, besides torch, whose modules may be imported before the fork: they start no thread and keep no
+secret.
+"""
 THREADS = Path("/proc/self/task")
 SUPPORTED = sys.platform == "linux" and THREADS.is_dir()
 IMPORTS, ANSWER = 600.0, 60.0
-"""Seconds until the first worker may be forked, and until a question has its answer."""
+"""Seconds to wait until the first worker may be forked, and for the answer to a question."""
 _DIE_WITH_PARENT = 1
-"""Linux's number for it, in `prctl`."""
+"""The number of this option in Linux's `prctl`."""
 
 
 class ForkServer:
-    """The server as its maker sees it."""
+    """The fork server, as the process that started it sees it."""
 
     def __init__(self, model: nn.Module, environment: Mapping[str, str], fds: Iterable[int]) -> None:
-        """`fds`: open files that workers will have under the same numbers, if they are told to keep them."""
+        """`fds`: open files that workers inherit under the same numbers, if they are told to keep them."""
         self._fds = set(fds)
         self._pipe, theirs = Pipe()
         try:
@@ -69,7 +72,7 @@ class ForkServer:
         return self._process.poll() is not None
 
     def start(self, pipe: Connection[Any, Any], fds: Iterable[int]) -> Forked | None:
-        """A worker at the other end of `pipe` that keeps these open files; None if it cannot be forked."""
+        """Fork a worker at the other end of `pipe` that keeps these open files; None if a fork is unsound."""
         if not self._say("start", sorted(self._fds - set(fds))):
             return None
         with suppress(OSError):
@@ -78,13 +81,13 @@ class ForkServer:
         return None if number is None else Forked(self, number)
 
     def ask(self, *question: Any) -> int | None:
-        """What the server says of a worker's exit code; if it was killed, so were its workers."""
+        """Ask the server for a worker's exit code. If the server was killed, so were its workers."""
         if not self._say(*question):
             return -signal.SIGKILL
         return self._heard(ANSWER, -signal.SIGKILL)
 
     def _heard(self, patience: float, otherwise: int | None = None) -> int | None:
-        """The next answer; a server that has none in time is ended, and another one will take its place."""
+        """The next answer. A server that does not answer in time is ended, and a new one will replace it."""
         try:
             if self._pipe.poll(patience):
                 answer: int | None = self._pipe.recv()
@@ -111,7 +114,7 @@ class ForkServer:
 
 
 class Forked:
-    """A worker that the server forked: as much of `subprocess.Popen` as a pool needs."""
+    """A worker that the server forked: the part of `subprocess.Popen` that a pool needs."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server, self.pid, self.args = server, pid, (f"fork {pid}",)
@@ -137,22 +140,22 @@ class Forked:
 
 
 def modules(model: nn.Module) -> list[str]:
-    """Modules of known libraries that the classes of a model's parts come from."""
+    """Modules of known libraries that define the classes of a model's parts."""
     found = {type(part).__module__ for part in model.modules()}
     return sorted(name for name in found if name.partition(".")[0] in LIBRARIES)
 
 
 def serve(pipe: Connection[Any, Any]) -> None:
     """Fork, poll and kill workers until the pipe closes."""
-    import_module("tacit.engine.pool_worker")  # and all that every worker needs
+    import_module("tacit.engine.pool_worker")  # and everything that a worker needs
 
     maker, path, names = pipe.recv()
-    sys.path[:] = path  # as a worker has it before it reads the job
+    sys.path[:] = path  # as in a worker before it reads the job
     for name in names:
-        with suppress(ImportError):  # whoever reads the job will say so
+        with suppress(ImportError):  # reading the job will report it
             import_module(name)
     gc.collect()
-    gc.freeze()  # what is here is here to stay: a collection in a child does not copy its pages
+    gc.freeze()  # these objects stay: a collection in a child must not copy their pages
     while True:
         while not pipe.poll(1.0):
             if os.getppid() != maker:
@@ -174,7 +177,7 @@ def serve(pipe: Connection[Any, Any]) -> None:
 
 
 def _forked(pipe: Connection[Any, Any], fd: int, others: Sequence[int]) -> int:
-    """The process id of a new worker, which closes what belongs to others."""
+    """Fork a worker, which closes what belongs to others; returns its process id."""
     from tacit.engine.pool_worker import work
 
     server = os.getpid()

@@ -1,14 +1,14 @@
-"""Between a client's code and the server: what the client is shown, and what is taken from it.
+"""A guard between a client's code and the server: what the client sees, and what is accepted from it.
 
-A client's code is somebody else's. It gets the round's message as vectors of the worker's own, never the
-server's; after each client they are compared, bit for bit, with the server's, so a client that wrote to
-them (in place, through `.data` or through `.numpy()`) is named, and neither the server nor the next client
-ever sees what it wrote. What it sends is copied before it is measured: vectors that share memory with each
-other or with the message, or that a thread of the client's still writes to, are bounded as they were at
-that moment.
+A client's code comes from somebody else. It gets the round's message as vectors that belong to the worker,
+never the server's own. After each client these are compared bit for bit with the server's. A client that
+wrote to them (in place, through `.data` or through `.numpy()`) is named, and neither the server nor the next
+client ever sees what it wrote. What the client sends is copied before it is measured. Vectors that share
+memory with each other or with the message, or that one of the client's threads still writes to, are therefore
+bounded as they were at that moment.
 
-What this does not hold: code that searches the process for objects that it was not given (`gc`, `ctypes`).
-Who does not trust the code itself needs a process for each client.
+This does not stop code that searches the process for objects that it was not given (`gc`, `ctypes`). If you
+do not trust the code itself, run each client in a process of its own.
 
 >>> server = {"theta": torch.zeros(3)}
 >>> shown = Shown.copy_of(server)
@@ -33,7 +33,7 @@ from tacit.vector import Vectors
 
 
 class Shown:
-    """A message as clients see it, beside the one that counts."""
+    """A message as clients see it, next to the server's original."""
 
     def __init__(self, original: Vectors, seen: Vectors) -> None:
         """`seen` holds the values of `original` in other memory."""
@@ -41,7 +41,7 @@ class Shown:
 
     @classmethod
     def copy_of(cls, original: Vectors, into: Vectors | None = None) -> Shown:
-        """A copy to show; `into` is memory from an earlier round, used again where it fits."""
+        """A copy to show to clients; `into` is memory from an earlier round, reused if it fits."""
         seen = {}
         for name, vector in original.items():
             room = (into or {}).get(name)
@@ -51,16 +51,16 @@ class Shown:
 
     @property
     def message(self) -> Vectors:
-        """For one client: handles of its own, so that reshaping or renaming one changes nothing here."""
+        """The message for one client, as new handles: reshaping or renaming one changes nothing here."""
         return {name: vector.detach() for name, vector in self._seen.items()}
 
     @property
     def memory(self) -> Vectors:
-        """What `copy_of` may use again."""
+        """Memory that `copy_of` may reuse."""
         return self._seen
 
     def refuse_if_written(self) -> None:
-        """Raise ValueError if a bit of a vector is not the server's; the vectors are mended first."""
+        """Raise ValueError if any bit of a vector differs from the server's, after restoring the vectors."""
         written = [name for name, vector in self._seen.items() if not _same(vector, self._original[name])]
         for name in written:
             self._seen[name].copy_(self._original[name])
@@ -72,7 +72,7 @@ class Shown:
 
 
 def received(upload: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Vectors:
-    """Copies of what a client sent, if that is one plain vector of numbers for each of `sizes`."""
+    """Copies of what a client sent; refused unless it is one plain numeric vector for each of `sizes`."""
     if not isinstance(upload, Mapping):
         raise ValueError(f"the algorithm sent a {type(upload).__name__}; a client returns named vectors")
     found = {}
@@ -81,7 +81,7 @@ def received(upload: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Vectors:
         if not dense or not vector.dtype.is_floating_point:
             what = f"{vector.layout} {vector.dtype}" if isinstance(vector, Tensor) else type(vector).__name__
             raise ValueError(f"the algorithm sent {name!r} as {what}; uploads are dense vectors of floats")
-        # A subclass could answer for its own size or norm; a copy in plain memory cannot.
+        # A tensor subclass could lie about its size or norm; a copy in plain memory cannot.
         found[name] = vector.detach().as_subclass(Tensor)
     got = {name: vector.numel() for name, vector in found.items()}
     if got != dict(sizes):
@@ -92,11 +92,11 @@ def received(upload: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Vectors:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit: numbers that are equal but not the same (0 and −0) differ, one NaN is itself."""
+    """Equal bit for bit: equal numbers with different bits (0 and −0) differ, and a NaN equals itself."""
     bits = torch.int32 if a.dtype == torch.float32 else torch.uint8
     one, other = a.view(bits), b.detach().view(bits)
     if one.device.type == "cpu" and other.device.type == "cpu":
         return np.array_equal(
             one.numpy(), other.numpy()
-        )  # as quick as a copy; torch.equal takes six times that
+        )  # as fast as a copy; torch.equal takes six times as long
     return torch.equal(one, other)

@@ -1,4 +1,4 @@
-"""The engine that runs clients in this very process."""
+"""The engine that runs clients in the calling process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tacit.vector import Vectors
 
 
 class InProcess:
-    """One worker, no processes. `threads` is torch's thread count for the whole process while it lives."""
+    """One worker, no processes. `threads` is torch's thread count for the whole process until `close`."""
 
     def __init__(self, job: Job, threads: int = 1, compute: Compute = HOST) -> None:
         self._threads_before = torch.get_num_threads()

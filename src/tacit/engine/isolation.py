@@ -1,9 +1,9 @@
-"""Nothing is left behind: what a resident model was before its first client, it is before every client.
+"""A resident model is restored before every client, so that no client leaves anything behind.
 
-A guarantee for clients bounds what one client adds to a sum. That holds only if its upload does not depend on
-who went before it, and a resident model is a place to leave things: frozen parameters, buffers, counters and
-caches in attributes, rows of an embedding with `max_norm`, the vectors of a power iteration. `Pristine`
-remembers all of it and puts it back, or says what changed.
+A client-level guarantee bounds what one client adds to a sum. It holds only if a client's upload does not
+depend on the clients before it. A resident model has many places where something may be left: frozen
+parameters, buffers, counters and caches in attributes, rows of an embedding with `max_norm`, the vectors of a
+power iteration. `Pristine` remembers all of them and restores them, or reports what changed.
 
 >>> class Counts(nn.Module):
 ...     def __init__(self):
@@ -18,21 +18,22 @@ remembers all of it and puts it back, or says what changed.
 
 What is seen, and when
 ----------------------
-Seen is whatever can be reached from the model (and the task, and the algorithm): every module's attributes,
-through lists, dicts, sets, objects and closures; every tensor there, by its memory and not by its version
-counter, so a write through `.data` shows; generators of random numbers.
+`Pristine` sees whatever can be reached from the model (and the task, and the algorithm): every module's
+attributes, through lists, dicts, sets, objects and closures; every tensor there, by its memory and not by its
+version counter, so that a write through `.data` shows; and random number generators.
 
 - *Before every client*, and after every gradient under example-level privacy: all Python values; all tensors
-  bit for bit, up to `KEPT` bytes of them, by C's `memcmp` (a millisecond); the places in memory of the
-  others, and after a gradient how often torch wrote to them.
+  bit for bit, up to `KEPT` bytes in total, by C's `memcmp` (a millisecond); for the other tensors, their
+  places in memory, and after a gradient how often torch wrote to them.
 - *Under a guarantee, after every shard of clients, before its sum leaves the worker*: a keyed hash (GMAC) of
-  the tensors beyond `KEPT`, such as the frozen base of a large model. They are not put back but refused, and
-  the sum with them; a change passes with a probability below 2⁻⁹⁰. A write that no counter shows (through
-  `.data`, NumPy or a pointer), and that is taken back before the shard ends, is left to the tape of
-  `tacit.gradients`, which sees whatever goes through torch.
+  the tensors beyond `KEPT`, such as the frozen base of a large model. These are not restored; a change is
+  refused, and the sum with it. A change passes with a probability below 2⁻⁹⁰. A write that no counter shows
+  (through `.data`, NumPy or a pointer), and that is undone before the shard ends, is left to the tape of
+  `tacit.gradients`, which sees everything that goes through torch.
 - *Never*: trained parameters and aggregated buffers, which the worker overwrites before every client; global
-  variables and class attributes; what lives in C++ beside tensors (scripted modules are refused for that
-  under a guarantee); files, sockets. A model that keeps data of clients there means to.
+  variables and class attributes; what lives in C++ beside tensors (for that reason, scripted modules are
+  refused under a guarantee); files and sockets. A model that keeps clients' data in such a place does so on
+  purpose.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ from torch import Tensor, nn
 from tacit.errors import UserError
 
 KEPT = 16 * 2**20
-"""Bytes of tensors that are remembered by a copy: smaller ones first."""
+"""Bytes of tensors that are remembered by a copy, smallest tensors first."""
 MANY = 200_000
-"""Containers and objects that one model may consist of."""
+"""How many containers and objects one model may consist of."""
 _memcmp = ctypes.CDLL(None if os.name == "posix" else "msvcrt").memcmp
 _memcmp.argtypes, _memcmp.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
@@ -71,11 +72,11 @@ _REGISTERS = ("_parameters", "_buffers", "_modules")
 
 
 class Pristine:
-    """What some objects were, as far as Python can see."""
+    """A snapshot of some objects, as far as Python can see."""
 
     def __init__(self, roots: Mapping[str, object], overwritten: Iterable[Tensor] = ()) -> None:
-        """`roots`: the objects, by what a person calls them. `overwritten`: tensors whose memory somebody
-        else sets before every client.
+        """`roots`: the objects, by the names a user knows them by. `overwritten`: tensors whose memory is set
+        by other code before every client.
         """
         self._root = ""
         self._places: list[_Place] = []
@@ -108,7 +109,7 @@ class Pristine:
     # --- before a client --------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Everything as it was, but for large tensors: see `refuse_large_changes`."""
+        """Restore everything except large tensors: for those, see `refuse_large_changes`."""
         if any(self._empty):
             for container in filter(None, self._empty):
                 container.clear()
@@ -131,7 +132,7 @@ class Pristine:
     # --- after a gradient -------------------------------------------------------------------------------
 
     def refuse_changes(self) -> None:
-        """Raise if anything is not as it was, by its name. Large tensors: by their counters alone."""
+        """Raise if anything has changed, and name it. Large tensors are checked by their counters alone."""
         for name in sorted(self._changed(), key=_private):
             raise UserError(
                 f"{name} changes as records pass, so it remembers them without clipping or noise; use a "
@@ -151,10 +152,10 @@ class Pristine:
         yield from (name for name, _, _ in self._written())
 
     def _written(self) -> list[tuple[str, Tensor, Tensor]]:
-        """The tensors whose bytes are not what they were."""
+        """The tensors whose bytes have changed."""
         if not self._kept or self._kept[0][1].device.type == "cpu":
             return [item for item in self._kept if not _same_bytes(item[1], item[2])]
-        # One answer for all of them: every question by itself would wait for the device.
+        # Ask once for all tensors: each question by itself would wait for the device.
         differ = torch.stack([(raw != copy).any() for _, raw, copy in self._kept])
         if not bool(differ.any()):
             return []
@@ -163,12 +164,12 @@ class Pristine:
     # --- after a shard ----------------------------------------------------------------------------------
 
     def watch_large(self) -> None:
-        """Hash the large tensors, so that a later change shows; once, before the first client."""
+        """Hash the large tensors, so that a later change shows; called once, before the first client."""
         if self._hashes is None:
             self._hashes = [self._hash(raw) for _, raw in self._large]
 
     def refuse_large_changes(self) -> None:
-        """Raise if a large tensor is not what it was when `watch_large` was first called."""
+        """Raise if a large tensor has changed since `watch_large` was first called."""
         for (name, raw), first in zip(self._large, self._hashes or (), strict=False):
             if self._hash(raw) != first:
                 raise UserError(
@@ -177,7 +178,7 @@ class Pristine:
                 )
 
     def _hash(self, raw: Tensor) -> bytes:
-        """GMAC under a key of this object's own, for which nobody can make a collision."""
+        """GMAC under a key that only this object has, so nobody can construct a collision."""
         mac = Cipher(AES(self._key), GCM(bytes(12))).encryptor()
         data = raw.cpu().numpy().data
         for start in range(0, len(data), 1 << 30):
@@ -188,7 +189,7 @@ class Pristine:
     # --- once -------------------------------------------------------------------------------------------
 
     def _walk(self, root: object, memory: dict[int, tuple[str, Tensor]]) -> None:
-        """Note every container and tensor that can be reached from `root`."""
+        """Record every container and tensor that can be reached from `root`."""
         ahead: list[tuple[str, object]] = [("", root)]
         seen: set[int] = {id(thing) for thing in self._alive}
         while ahead:
@@ -196,7 +197,7 @@ class Pristine:
             if isinstance(thing, _CLOSED) or id(thing) in seen:
                 continue
             seen.add(id(thing))
-            self._alive.append(thing)  # an id is a name only as long as its owner lives
+            self._alive.append(thing)  # an id is unique only while its object lives
             if len(self._alive) > MANY:
                 raise UserError(
                     f"the {self._root} holds more than {MANY:,} objects, with {path!r} among them; keep data "
@@ -205,7 +206,7 @@ class Pristine:
             ahead += self._note(path, thing, memory)
 
     def _note(self, path: str, thing: Any, memory: dict[int, tuple[str, Tensor]]) -> list[tuple[str, object]]:
-        """Remember one thing; its parts, with their paths."""
+        """Remember one object; return its parts with their paths."""
         if isinstance(thing, Tensor):
             self._note_tensor(path, thing, memory)
             if not isinstance(thing, nn.Parameter):
@@ -279,7 +280,7 @@ class Pristine:
 
 
 class _Place:
-    """Where values stand, and which ones stood there."""
+    """A container, and the values that it held at first."""
 
     of: str
 
@@ -291,7 +292,9 @@ class _Place:
         return self.holder  # type: ignore[no-any-return]
 
     def same(self) -> bool:
-        """Nothing was put in, taken out or exchanged. What is in a value is for its own place to say."""
+        """Whether nothing was added, removed or replaced. Changes inside a value are checked at that value's
+        own place.
+        """
         return len(self.holder) == len(self.values) and all(map(_same, self._now(), self.values))
 
     def restore(self) -> None:
@@ -346,7 +349,7 @@ class _Set(_Place):
 
 
 class _State(_Place):
-    """What is asked for and set as a whole."""
+    """State that is read and written as a whole."""
 
     def __init__(self, path: str, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
         self._get, self._put = get, put
@@ -363,17 +366,19 @@ class _State(_Place):
 
 
 def _same_bytes(one: Tensor, two: Tensor) -> bool:
-    """Two tensors of as many bytes, as fast as memory is read; `torch.equal` takes ten times that."""
+    """Compare two tensors of the same number of bytes at the speed of memory; `torch.equal` takes ten times
+    as long.
+    """
     size = one.numel()
     if one.device.type != "cpu":
         return torch.equal(one, two)
-    if one.untyped_storage().nbytes() < size:  # somebody made it smaller
+    if one.untyped_storage().nbytes() < size:  # the storage was made smaller
         return False
     return not _memcmp(one.data_ptr(), two.data_ptr(), size)
 
 
 def _same(one: Any, two: Any) -> bool:
-    """One object, or two values that nothing can tell apart."""
+    """Whether these are one object, or two indistinguishable values."""
     if one is two:
         return True
     if type(one) is not type(two):
@@ -394,7 +399,7 @@ def _same(one: Any, two: Any) -> bool:
 
 
 def _private(name: str) -> bool:
-    """Whether this is torch's own name for something, that has a name of the model's too: a new buffer."""
+    """Whether this is torch's internal name for something that also has a name in the model: a new buffer."""
     return "'_" in name or "._" in name
 
 

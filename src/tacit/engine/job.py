@@ -1,4 +1,4 @@
-"""A run's job: all that a worker needs to train as any of its clients."""
+"""A run's job: everything that a worker needs to train as any of the run's clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEST_CHUNK = 2000
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker needs to train as any client of a run; sent once, when the worker starts."""
+    """Everything that a worker needs to train as any client of a run; sent once, when the worker starts."""
 
     model: nn.Module
     task: Task
@@ -39,16 +39,16 @@ class Job:
     states: ClientStates
     evaluation_batch: int = 500
     validating: bool = False
-    """Judge clients by their own validation splits instead of their test splits."""
+    """Evaluate clients on their own validation splits instead of their test splits."""
     privacy: Mechanism | None = None
     layers: bool = False
-    """Report the norm of each layer of a client's update: exact numbers on single clients."""
+    """Report the norm of each layer of a client's update: exact numbers about single clients."""
     public: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Records that belong to no client and need no protection."""
     probe: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Training records on which the server's model is judged too: its own train loss."""
+    """Training records on which the server's model is also evaluated, for its train loss."""
     augment: Augment | None = None
-    """Random changes to the records a client trains on; never to those that judge a model."""
+    """Random changes to the records a client trains on; never to records used for evaluation."""
 
     def __post_init__(self) -> None:
         if self.privacy is not None:
@@ -62,7 +62,8 @@ class Job:
     def upload_sizes(self) -> dict[str, int]:
         """Names and lengths of what each client sends.
 
-        Under a guarantee buffers stay as they were: statistics of records need noise, and would drown in it.
+        Under a guarantee buffers keep their initial values: statistics of records would need noise, and would
+        drown in it.
         """
         buffers = read_buffers(self.model) if self.privacy is None else {}
         return {**self.uploads, **{name: vector.numel() for name, vector in buffers.items()}}
@@ -74,7 +75,7 @@ class Job:
 
     @cached_property
     def workload(self) -> Workload:
-        """What of the run decides its cost in privacy."""
+        """The facts about the run that decide its privacy cost."""
         return workload(self.population, self.local, self.algorithm, self.seed)
 
     def empty_sums(self, device: str = "cpu") -> Vectors:
@@ -90,16 +91,16 @@ class Job:
 
     @property
     def test_chunks(self) -> int:
-        """Number of evaluation tasks the common test set is cut into."""
+        """Number of evaluation tasks into which the common test set is cut."""
         return -(-len(self.test) // TEST_CHUNK)
 
     @property
     def chunks(self) -> int:
-        """Evaluation tasks in all: those of the test set, then those of the probe."""
+        """All evaluation tasks: those of the test set, then those of the probe."""
         return self.test_chunks + -(-len(self.probe) // TEST_CHUNK)
 
     def summarise(self, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Metrics from the sums of all chunks, in order; of the probe only the loss."""
+        """Metrics from the sums of all chunks, in order; for the probe, only the loss."""
         metrics = self.task.summarise(add_sums(parts[: self.test_chunks]))
         if len(self.probe):
             metrics["server_train_loss"] = self.task.summarise(add_sums(parts[self.test_chunks :]))["loss"]

@@ -1,8 +1,8 @@
-"""What a config's `engine` section is: settings that can open an engine.
+"""The `engine` section of a config: settings that can open an engine.
 
-One file for each engine, and one line in `tacit.engine.ENGINES`. An object of one's own with an `open` of
-this shape is passed to `tacit.run(engine=…)`. Settings are read by commands that run nothing, so an engine,
-and torch with it, is imported when it is opened.
+Each engine has one file, and one line in `tacit.engine.ENGINES`. An object of your own with an `open` of this
+shape can be passed to `tacit.run(engine=…)`. Commands that run nothing also read settings, so the engine (and
+with it torch) is imported only when it is opened.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class EngineSettings(Protocol):
         """Start the engine for a run.
 
         Args:
-            job: all that workers need to train as any client.
+            job: everything that workers need to train as any client.
             message: an example of what will be sent; its names and lengths are fixed for the run.
             cohort: the number of clients expected in a round.
-            before_replay: to be told before any client trains a second time in a round.
+            before_replay: called before any client trains a second time in a round.
         """
 
 
@@ -88,5 +88,5 @@ class PoolSettings(DeviceSettings):
 
 
 def share(computes: Sequence[Compute]) -> int:
-    """Workers that a machine has room for: one for each accelerator, else one for each core."""
+    """How many workers a machine has room for: one for each accelerator, else one for each core."""
     return cores() if all(compute.here for compute in computes) and len(computes) == 1 else len(computes)

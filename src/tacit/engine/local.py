@@ -23,7 +23,7 @@ from tacit.vector import Flat
 
 
 def nothing() -> None:
-    """What is done before a step where nothing is."""
+    """The default before each step: nothing."""
 
 
 class Gradients(Protocol):
@@ -31,11 +31,13 @@ class Gradients(Protocol):
 
     @property
     def noise_variance(self) -> float:
-        """Variance that privacy adds to each coordinate."""
+        """Variance of the noise that privacy adds to each coordinate."""
 
     @property
     def exact(self) -> bool:
-        """Whether what is known of the records beside their gradients may be used for what is sent."""
+        """Whether an algorithm may use exact facts about the records, besides their gradients, in what it
+        sends.
+        """
 
     def batches(
         self,
@@ -47,12 +49,12 @@ class Gradients(Protocol):
     ) -> Iterator[list[Batch]]:
         """One list for each step: the parts of its batch, ready for the model.
 
-        `change` is done to each batch, told its number, the next of `numbers`. `epochs` over the records,
-        or the local length.
+        `change` is applied to each batch; it gets the batch's number, the next of `numbers`. The batches
+        cover `epochs` passes over the records, or the local length.
         """
 
     def fill(self, flat: Flat, parts: list[Batch], task: Task, scale: Tensor | None) -> Tensor:
-        """Put the gradient of a batch into `flat.grad`; returns the losses, or their mean in their place.
+        """Put the gradient of a batch into `flat.grad`; return the losses, or their mean in place of each.
 
         `scale` multiplies each record's gradient (a vector as long as the parameters).
         """
@@ -82,8 +84,8 @@ class PlainGradients:
         return ([batch] for batch in batches.gather(records, indices, rows, change, numbers))
 
     def rows(self, examples: int, epochs: int | None = None) -> Iterator[NDArray[np.int64]]:
-        """Positions of each batch's records among the client's own; `epochs` over them, or the local
-        length. All batches of every step: where the last step's do not come out even, it is left out.
+        """Positions of each batch's records among the client's own, for `epochs` passes or the local length.
+        Every step gets all its batches; a last step without enough batches is left out.
         """
         local, times = self.local, self.batches_per_step
         if epochs is not None:
@@ -105,7 +107,9 @@ class PlainGradients:
 
 
 def _whole_steps(rows: Iterator[NDArray[np.int64]], batches: int) -> Iterator[NDArray[np.int64]]:
-    """Rows as long as there are enough for a step of so many batches: epochs by seconds differ in number."""
+    """Yield rows while enough are left for a step of this many batches. Epochs by seconds vary in number of
+    batches.
+    """
     while len(step := list(islice(rows, batches))) == batches:
         yield from step
 
@@ -114,18 +118,19 @@ def _whole_steps(rows: Iterator[NDArray[np.int64]], batches: int) -> Iterator[ND
 class PrivateGradients:
     """Poisson batches, and g̃ = (1/B)[Σ_j clip_C(g_j) + N(0, σ²C²)] for each.
 
-    Unit: one record of the client (add or remove). The mechanism draws, noises and was charged by the same
-    workload. A record comes in the width of its own bucket, in a part of such records alone, so what it adds
-    to the sum does not depend on which others were drawn. What the model was before the gradient it is
-    after it: whatever else would carry records past the clipping is refused.
+    Unit: one record of the client (add or remove). The mechanism draws the batches, adds the noise and was
+    charged, all by the same workload. A record is padded to the width of its own bucket, in a part with
+    records of that bucket alone, so what it adds to the sum does not depend on which others were drawn. A
+    gradient must leave the model as it was: anything else that would carry records past the clipping is
+    refused.
     """
 
     queries: ClientQueries
     clipped: ClippedGradient
     turn: tuple[int, int] | None = None
-    """The round and the client: what another's records did to `clipped` is none of its business."""
+    """The round and the client. What another client's records did to `clipped` must not affect this one."""
     model: Pristine | None = None
-    """What a gradient must leave as it was."""
+    """The objects that a gradient must leave unchanged."""
     masks: Callable[[], None] = nothing
     """Called before each step: fresh randomness for dropout and its like."""
     exact: bool = False
@@ -158,7 +163,7 @@ class PrivateGradients:
         return losses
 
     def _sum(self, flat: Flat, parts: list[Batch], task: Task, bound: Any, scale: Tensor | None) -> Tensor:
-        """Leave Σ_j clip(g_j) over all parts in `flat.grad`; each part's mean loss for its records."""
+        """Leave Σ_j clip(g_j) over all parts in `flat.grad`; return each part's mean loss for its records."""
         found, total = [flat.grad.new_zeros(0)], None
         if not parts:
             flat.grad.zero_()

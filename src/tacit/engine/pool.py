@@ -1,19 +1,19 @@
-"""The engine that shares clients out among processes of one machine.
+"""The engine that distributes clients over processes of one machine.
 
-Each process holds one resident model and one thread, and is a fork of one that has imported the libraries
-(`tacit.engine.fork_server`) or, on accelerators, a fresh one. Messages go down and sums come up through
-shared memory; the pipes carry only plain values. Every worker has a few slots for finished shards. A shard
-waits in its slot until all shards before it have been added, so the sum is the in-process engine's bit for
-bit, and memory follows the number of workers, not the cohort.
+Each process holds one resident model and one thread. It is a fork of a process that has already imported the
+libraries (`tacit.engine.fork_server`) or, on accelerators, a fresh process. Messages go down and sums come up
+through shared memory; the pipes carry only plain values. Every worker has a few slots for finished shards. A
+shard waits in its slot until all shards before it have been added. The sum is therefore the in-process
+engine's bit for bit, and memory grows with the number of workers, not with the cohort.
 
 Workers may die
 ---------------
-A worker shows every second that it lives. One that ends, falls silent, or takes many times longer than any
-task of its kind before is replaced, and what it was at is repeated with the same named randomness: the
-result is the same. A shard's sum is read only once its worker has answered, so nothing of work that was
-cut short reaches the server. All the same `before_replay` hears of it first: where what a client sends is
-already a release, under secret randomness, the round loop charges those clients a second time, as it does
-for a round that is repeated. A worker that fails several times without finishing anything ends the run.
+A worker gives a sign of life every second. A worker that ends, falls silent, or takes many times longer than
+any earlier task of the same kind is replaced, and its work is repeated with the same named randomness, so the
+result is the same. A shard's sum is read only after its worker has answered, so nothing of interrupted work
+reaches the server. Still, `before_replay` is called first: where what a client sends is already a release,
+under secret randomness, the round loop charges those clients a second time, as it does for a repeated round.
+A worker that fails several times without finishing anything ends the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ QUEUE = 2
 KEPT_FROM_WORKERS = {
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 }
-"""To stop is the round loop's to decide, also when the whole group or the service is told to."""
+"""Signals that ask to stop, which workers ignore: the round loop decides when to stop, also when the signal
+goes to the whole process group or service.
+"""
 Task = tuple[Any, ...]
 
 
@@ -63,9 +65,9 @@ class Patience:
     """Until it is ready for its first task."""
     least: float = 120.0
     times: float = 20.0
-    """A task may take so many times the longest one of its kind before, and `least` in any case."""
+    """A task may take this many times the longest earlier one of its kind, and at least `least`."""
     failures: int = 3
-    """In a row, without a finished task between them."""
+    """Failures in a row, without a finished task between them."""
 
 
 @dataclass
@@ -77,18 +79,18 @@ class _Process:
     pipe: Connection[Any, Any] | None = None
     process: subprocess.Popen[bytes] | Forked | None = None
     tasks: deque[Task] = field(default_factory=deque)
-    """Sent and not yet answered; the first is being done."""
+    """Tasks sent and not yet answered; the first one is running."""
     since: float = 0.0
-    """When the first of them began."""
+    """When the first of them started."""
     born: float = 0.0
     ready: bool = False
     failures: int = 0
 
 
 def slots(sizes: Mapping[str, int]) -> int:
-    """Sums that a worker may have ready for the server.
+    """How many sums a worker may have ready for the server.
 
-    One more costs a vector of memory and spares a wait; large models would rather wait.
+    One more slot costs a vector of memory and saves a wait; for large models, waiting is better.
     """
     return 4 if sum(sizes.values()) < 4_000_000 else 2
 
@@ -106,9 +108,9 @@ class Pool:
         patience: Patience | None = None,
         computes: Sequence[Compute] = (HOST,),
     ) -> None:
-        """`message` is an example of what will be sent: its names and lengths are fixed for the run.
+        """`message` is an example of the messages to come: its names and lengths are fixed for the run.
 
-        Workers take turns at `computes`: with as many of either, each has one of its own.
+        Workers are assigned `computes` in turn; with as many workers as `computes`, each has one of its own.
         """
         if not starts_workers():
             raise UserError(
@@ -143,9 +145,9 @@ class Pool:
             raise
 
     def _share(self, job: Job) -> None:
-        """Put the job where workers find it."""
+        """Put the job into shared memory, where workers find it."""
         # A copy: buffers that are views of one vector would each be pickled with all of it. Parameters are
-        # not: they are read where they are.
+        # not copied: workers read them in place.
         model = deepcopy(job.model, {id(p): p for p in job.model.parameters()})
         body, self._arrays_place = shared.dump(replace(job, model=model))
         self._places.append(self._arrays_place)
@@ -173,7 +175,8 @@ class Pool:
             *worker.places,
         ]
         compute = self._computes[worker.number % len(self._computes)]
-        # Signals that are blocked here stay blocked in the worker: there is no moment at which one kills it.
+        # Signals that are blocked here stay blocked in the worker, so there is no moment at which one can
+        # kill it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT_FROM_WORKERS)
         try:
             worker.process, parent = self._forked(theirs, places, compute) or self._fresh(theirs, places)
@@ -199,7 +202,9 @@ class Pool:
     def _forked(
         self, pipe: Connection[Any, Any], places: Sequence[Place], compute: Compute
     ) -> tuple[Forked, int] | None:
-        """A worker whose libraries are already there, and its parent's id; None where that is unsound."""
+        """A worker forked with its libraries already imported, and its parent's id; None if forking is
+        unsound.
+        """
         if not SUPPORTED or not compute.here:
             return None
         if self._server is not None and self._server.ended:
@@ -213,7 +218,7 @@ class Pool:
     def _fresh(
         self, pipe: Connection[Any, Any], places: Sequence[Place]
     ) -> tuple[subprocess.Popen[bytes], int]:
-        """A worker that starts from nothing, and its parent's process id."""
+        """A worker in a fresh process, and its parent's process id."""
         process = subprocess.Popen(
             # -P: a file of the current folder must not pass for a module of Python's.
             [sys.executable, "-P", "-m", "tacit.engine.pool_worker", str(pipe.fileno())],
@@ -271,7 +276,7 @@ class Pool:
         return [self._job.task.summarise(part) for part in parts if part]
 
     def _map(self, tasks: list[Task]) -> list[Any]:
-        """Each task's answer, in the tasks' order, whoever did it."""
+        """Each task's answer, in the order of the tasks, whichever worker did it."""
         answers: dict[int, Any] = {}
         sent = 0
         while len(answers) < len(tasks):
@@ -296,11 +301,11 @@ class Pool:
     @staticmethod
     def _send(worker: _Process, thing: Any) -> None:
         assert worker.pipe is not None
-        with suppress(OSError):  # it has ended; whoever listens to it next will see that
+        with suppress(OSError):  # it has ended; the next read from it will show that
             worker.pipe.send(thing)
 
     def _answers(self) -> list[tuple[_Process, Any]]:
-        """Wait for something to happen: answers, or a worker that had to be replaced."""
+        """Wait for answers, or for a worker that had to be replaced."""
         busy = [(worker.pipe, worker) for worker in self._processes if worker.tasks]
         ready = {id(pipe) for pipe in wait([pipe for pipe, _ in busy if pipe is not None], timeout=1.0)}
         answers = []
@@ -311,7 +316,7 @@ class Pool:
         return answers
 
     def _received(self, worker: _Process) -> list[Any]:
-        """All that a worker has said; one that has ended is replaced."""
+        """All messages from a worker; a worker that has ended is replaced."""
         answers: list[Any] = []
         assert worker.pipe is not None
         try:
@@ -351,12 +356,12 @@ class Pool:
                 self._replace(worker, "took far longer than any before")
 
     def _deadline(self, kind: str) -> float:
-        """Seconds that a task of this kind may take: none are known before the first has ended."""
+        """Seconds that a task of this kind may take; there is no limit before the first one has finished."""
         known = self._longest.get(kind)
         return math.inf if known is None else max(self._patience.least, self._patience.times * known)
 
     def _replace(self, worker: _Process, why: str) -> None:
-        """Start a worker afresh and give it again what it had not answered."""
+        """Start a new worker and give it the tasks that the old one had not answered."""
         code = self._end(worker, kill=True)
         worker.failures += 1
         if worker.failures >= self._patience.failures:

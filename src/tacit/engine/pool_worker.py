@@ -1,7 +1,7 @@
 """The program of one process of the pool: `python -P -m tacit.engine.pool_worker FD`, or a fork.
 
-It reads tasks from the pipe FD until the other end is closed (or its maker dies), and does each on its one
-resident model. A thread of its own shows, in shared memory, that the process lives.
+It reads tasks from the pipe FD until the other end is closed (or its parent dies), and does each on its one
+resident model. A separate thread shows, in shared memory, that the process is alive.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def serve(pipe: Connection[Any, Any]) -> None:
     torch.set_num_threads(threads)
     worker = Worker(shared.load(bytes(body.map()), arrays), compute)
     message = shared.map_vectors(message_place, message_sizes)
-    # What clients see: the same pages, and a page of this process's own as soon as one is written to. That
-    # the other pages follow the message from round to round is Linux's promise; elsewhere it is copied.
+    # What clients see: shared pages, and a private copy of a page as soon as it is written to. Only Linux
+    # promises that the unwritten pages follow the message from round to round; elsewhere the message is
+    # copied.
     private = shared.map_vectors(message_place, message_sizes, private=True)
     follows = sys.platform == "linux"
     there = _There(compute)
@@ -66,7 +67,7 @@ def serve(pipe: Connection[Any, Any]) -> None:
 
 
 class _There:
-    """The message on this worker's device: copied once, however many tasks are about it."""
+    """The message on this worker's device: copied once, however many tasks use it."""
 
     def __init__(self, compute: Compute) -> None:
         self._compute, self._number = compute, 0
@@ -89,7 +90,7 @@ def _show_life(beats: Tensor, number: int, parent: int) -> None:
     def beat() -> None:
         while True:
             beats[number] = time.monotonic()
-            if os.getppid() != parent:  # nobody is left to work for, however long the task may still take
+            if os.getppid() != parent:  # the parent has died: end now, even in the middle of a task
                 os._exit(1)
             time.sleep(BEAT)
 
@@ -97,7 +98,7 @@ def _show_life(beats: Tensor, number: int, parent: int) -> None:
 
 
 def work(pipe: Connection[Any, Any]) -> None:
-    """Serve, and tell the other end why if that fails."""
+    """Serve; if that fails, tell the other end why."""
     try:
         try:
             serve(pipe)
@@ -111,7 +112,7 @@ def work(pipe: Connection[Any, Any]) -> None:
             text = f"a worker failed: {type(error).__name__}: {error}\n{traceback.format_exc()}"
             pipe.send(("error", text))
     except OSError:
-        return  # nobody listens any more
+        return  # the other end is closed
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""The engine that shares clients out among the machines of a Ray cluster.
+"""The engine that distributes clients over the machines of a Ray cluster.
 
 Each worker is a Ray actor with one resident model (`tacit.engine.ray_worker`). The job is pickled once; its
 large buffers, and each round's message, are put into Ray's object store once and reach every machine once.
-Shards go out in order, two to a worker, and are added in order, so the sum is the in-process engine's bit for
-bit, wherever the processors are the same. Small ones, of clients that take milliseconds, go out several in a
-bundle, because Ray takes milliseconds for each task; their sums come back side by side.
+Shards are sent in order, two to a worker, and added in order, so the sum is the in-process engine's bit for
+bit, provided that the processors are the same. Short shards, of clients that take milliseconds, are sent
+several in a bundle, because Ray needs milliseconds for each task; their sums come back side by side.
 
 Machines may leave and join
 ---------------------------
-Ray never repeats anything by itself here: what is done a second time under a guarantee may have to be paid
-for a second time, so `before_replay` hears of it first. A worker that is lost is killed, in case it is only
-unreachable; its shards go to the front of the queue, for those who live, and a new worker is asked for in the
-background. What a lost worker may still write goes to a version of client state that nobody will name. A
-shard that is lost three times, or ten minutes without any worker, end the run in one line, with every round
-before it saved. With `workers: auto` there are as many as the cluster has room for, also when it grows.
+Ray itself never repeats a task here: work that is repeated under a guarantee may have to be paid for again,
+so `before_replay` is called first. A lost worker is killed, in case it is only unreachable. Its shards go to
+the front of the queue, for the remaining workers, and a new worker is requested in the background. Whatever a
+lost worker may still write goes to a version of client state that nobody will name. If a shard is lost three
+times, or there is no worker for ten minutes, the run ends with a one-line error, with every earlier round
+saved. With `workers: auto` there are as many workers as the cluster has room for, also when it grows.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ from tacit.vector import Vectors
 QUEUE = 2
 """Tasks a worker holds at once, so that it never waits for its next one."""
 AHEAD = 4
-"""Shards for each worker that may be out or wait to be added, counted from the one that is next."""
+"""Shards per worker that may be running or waiting to be added, counted from the next one to add."""
 BUNDLE, SHORT = 1 << 23, 0.04
-"""Bytes of the sums, and seconds of the work, of a bundle of shards, at most: what a lost worker costs."""
+"""The largest bundle of shards, in bytes of sums and in seconds of work: the cost of losing a worker."""
 SERVER = "all machines of the Ray cluster, and whoever administers it, count as the server"
 
 
@@ -82,15 +82,15 @@ class _Task:
 class _Actor:
     handle: Any
     pending: Any
-    """The answer that it owes before it is of use; None when it is."""
+    """The answer that must arrive before the worker is usable; None once it is."""
     number: int
     node: str = "a machine that did not answer"
     facts: Mapping[str, Any] | None = None
     carried: bool = False
     run: Any = None
-    """How it is given a task."""
+    """The call that gives it a task."""
     tasks: deque[tuple[_Task, Any, Any]] = field(default_factory=deque)
-    """Sent and not yet answered, with the references to answer and sum; the first is being done."""
+    """Tasks sent and not yet answered, with the references to answer and sum; the first one is running."""
     since: float = 0.0
 
 
@@ -106,7 +106,7 @@ class Ray:
         before_replay: Replay = free,
         patience: Patience | None = None,
     ) -> None:
-        """`message` is an example of what will be sent: its names and lengths are fixed for the run."""
+        """`message` is an example of the messages to come: its names and lengths are fixed for the run."""
         self._settings, self._patience = settings or RaySettings(), patience or Patience()
         self._job, self._before_replay = job, before_replay
         self._cohort = max(cohort, 1)
@@ -129,9 +129,9 @@ class Ray:
         self._met = self._looked = self._woke = time.monotonic()
         self._wanted = 1
         self.notes: list[str] = []
-        """For whoever starts the run."""
+        """Notes for the user who starts the run."""
         self.remarks: tuple[str, ...] = ()
-        """For the statement of what is guaranteed."""
+        """Remarks for the privacy statement."""
         self._ray = import_ray()
         self._cluster = Cluster(self._ray)
         self._errors: type[Exception] = self._ray.exceptions.RayError
@@ -156,7 +156,7 @@ class Ray:
     # --- the job --------------------------------------------------------------------------------------------
 
     def _workers_here(self) -> int:
-        """Workers of a cluster that is started for this run."""
+        """How many workers a cluster has that is started for this run."""
         if self._settings.workers != "auto":
             return self._settings.workers
         return max(1, min(cores() // self._settings.threads, self._cohort))
@@ -193,7 +193,9 @@ class Ray:
         return self._total, reports
 
     def _bundles(self, parts: list[list[Participant]]) -> list[list[list[Participant]]]:
-        """Neighbouring shards together, as many as are short, by the round before, and leave everyone two."""
+        """Bundle neighbouring shards: as many as are short, judged by the round before, while every worker
+        still gets two bundles.
+        """
         if not parts:
             return []
         size = sum(total.numel() * total.element_size() for total in self._total.values())
@@ -242,10 +244,10 @@ class Ray:
     # --- tasks ----------------------------------------------------------------------------------------------
 
     def _in_order(self, message: Vectors, tasks: list[_Task]) -> Iterator[tuple[Any, Arrays]]:
-        """Each task's answer and sum, in the tasks' order, whoever did it."""
+        """Each task's answer and sum, in the order of the tasks, whichever worker did it."""
         self._turn += 1
         sent = self._ray.put({name: v.detach().cpu().numpy() for name, v in message.items()})
-        self._waiting = list(range(len(tasks)))  # a heap: what was lost comes first again
+        self._waiting = list(range(len(tasks)))  # a heap: lost tasks come first again
         done: dict[int, tuple[Any, Arrays]] = {}
         added = 0
         while added < len(tasks):
@@ -262,14 +264,14 @@ class Ray:
                 added += 1
 
     def _answers(self) -> dict[int, tuple[Any, Arrays]]:
-        """What came in, by task; waits for something to happen."""
+        """Wait for something to happen; return the answers that arrived, by task."""
         found = {}
         for actor in self._ready():
             if actor.pending is not None:
                 self._admit(actor)
             elif (received := self._received(actor)) is not None:
                 task, answer, sums = received
-                if task.turn == self._turn:  # else of a call that an error has ended
+                if task.turn == self._turn:  # otherwise it belongs to a call that an error ended
                     found[task.index] = answer, sums
         return found
 
@@ -302,12 +304,12 @@ class Ray:
         }
 
     def _ready(self) -> list[_Actor]:
-        """Wait for something to happen: workers that have answered, or are lost, or have come."""
+        """Wait for workers that have answered, are lost, or have joined."""
         owed = {a.pending if a.pending is not None else a.tasks[0][2]: a for a in self._owing()}
         if not owed:
             time.sleep(0.1)
             return []
-        # The sum is waited for, not the answer: that brings it to this machine meanwhile.
+        # Wait for the sum, not for the answer: this already transfers the sum to this machine.
         ready, _ = self._ray.wait(list(owed), num_returns=1, timeout=1.0)
         return [owed[ref] for ref in ready]
 
@@ -315,7 +317,7 @@ class Ray:
         return [actor for actor in self._actors if actor.pending is not None or actor.tasks]
 
     def _received(self, actor: _Actor) -> tuple[_Task, Any, Arrays] | None:
-        """What a worker has answered; None if that cannot be had and the worker was given up."""
+        """A worker's answer; None if it cannot be had and the worker was given up."""
         task, answer, sums = actor.tasks[0]
         try:
             (kind, told), arrays = self._ray.get([answer, sums], timeout=self._patience.least)
@@ -350,8 +352,8 @@ class Ray:
     # --- workers --------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Wait for the first worker, and a little for the others, so that what must be refused is refused
-        before the run begins.
+        """Wait for the first worker, and briefly for the others, so that unfit workers are refused before the
+        run begins.
         """
         while True:
             self._answers()
@@ -364,19 +366,19 @@ class Ray:
         self._settled = True
 
     def _top_up(self) -> None:
-        """Ask for workers until there are as many as wanted; what is asked for comes when it can."""
+        """Request workers until there are as many as wanted; they join when the cluster has them."""
         self._looked = time.monotonic()
         wanted = self._settings.workers
         self._wanted = wanted if wanted != "auto" else self._room()
         idle = [actor for actor in self._actors if actor.pending is not None and actor.facts is None]
-        for actor in idle[: max(len(self._actors) - self._wanted, 0)]:  # their machine has gone
+        for actor in idle[: max(len(self._actors) - self._wanted, 0)]:  # their machine has left
             self._kill(actor)
             self._actors.remove(actor)
         while len(self._actors) < self._wanted:
             self._actors.append(self._create())
 
     def _room(self) -> int:
-        """Workers that the cluster's machines have room for, but no more than there are shards."""
+        """How many workers the cluster's machines have room for, but no more than there are shards."""
         settings, room = self._settings, 0
         for node in self._ray.nodes():
             if node["Alive"] and node["NodeID"] not in self._excluded:
@@ -404,7 +406,7 @@ class Ray:
         return _Actor(handle, handle.ready.remote(token), self._born, since=time.monotonic())
 
     def _admit(self, actor: _Actor) -> None:
-        """A worker has said what it is, or that it has the job."""
+        """A worker has reported its facts, or that it has the job."""
         try:
             told = self._ray.get(actor.pending, timeout=self._patience.least)
         except self._errors as error:
@@ -428,7 +430,9 @@ class Ray:
         self._failures, actor.since = 0, time.monotonic()
 
     def _accepts(self, actor: _Actor) -> bool:
-        """Whether a worker may have the job. At the start of a run others are refused; later, passed over."""
+        """Whether a worker may have the job. An unfit one is refused at the start of a run, and skipped
+        later.
+        """
         assert actor.facts is not None
         why = unfit(actor.facts, self._first, self._settings, self._sees(actor))
         if why is None:
@@ -461,9 +465,9 @@ class Ray:
         self._top_up()
 
     def _look_after(self) -> None:
-        """Give up who hangs, ask for whoever is missing, and say so if nobody is left."""
+        """Give up workers that hang, request missing ones, and raise if none is left."""
         now = time.monotonic()
-        if now - self._woke > 10.0:  # this process itself was stopped for a while, or was at other work
+        if now - self._woke > 10.0:  # this process itself was stopped for a while, or did other work
             self._met = now
             for actor in self._actors:
                 actor.since = now
@@ -483,12 +487,12 @@ class Ray:
             self._top_up()
 
     def _deadline(self, kind: str) -> float:
-        """Seconds that a task of this kind may take: none are known before the first has ended."""
+        """Seconds that a task of this kind may take; there is no limit before the first one has finished."""
         known = self._longest.get(kind)
         return np.inf if known is None else max(self._patience.least, self._patience.times * known)
 
     def _lose(self, actor: _Actor, why: str) -> None:
-        """Give a worker up. All that it was given may have been done, whatever came of it."""
+        """Give a worker up. Anything that it was given may have been done, even if no answer came."""
         self._kill(actor)
         self._actors.remove(actor)
         self._lost += 1
@@ -514,5 +518,5 @@ class Ray:
         self._top_up()
 
     def _kill(self, actor: _Actor) -> None:
-        with suppress(Exception):  # it, or Ray itself, has ended already
+        with suppress(Exception):  # the worker, or Ray itself, has already ended
             self._ray.kill(actor.handle, no_restart=True)

@@ -1,6 +1,7 @@
-"""The connection to a Ray cluster, and the cluster itself where it is started for one run.
+"""The connection to a Ray cluster, and the cluster itself if it is started for one run.
 
-A cluster of our own listens on loopback only, wants a token that no file holds, and leaves nothing behind.
+A cluster that we start listens on loopback only, requires a token that is in no file, and leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from tacit.errors import UserError
 
 LEFTOVER = "tacit-ray-"
-"""How the folders of clusters begin that are started for one run; the process's id follows."""
+"""Prefix of the folders of clusters that are started for one run; the process id follows."""
 
 
 def import_ray() -> Any:
@@ -44,8 +45,8 @@ class Cluster:
         self.started = False
 
     def open(self, address: str, cpus: int, gpus: float, store: int) -> None:
-        """Connect, or start one with so many processors and bytes of object store."""
-        if self._ray.is_initialized():  # whoever did that will also undo it
+        """Connect, or start a cluster with this many processors and this many bytes of object store."""
+        if self._ray.is_initialized():  # whoever initialized it will also shut it down
             return
         if address != "local":
             _present_token()
@@ -70,14 +71,14 @@ class Cluster:
         self._start(cpus, gpus, store)
 
     def _start(self, cpus: int, gpus: float, store: int) -> None:
-        """A cluster of this machine, which listens on loopback only and wants a token."""
+        """Start a cluster on this machine that listens on loopback only and requires a token."""
         remove_leftovers()
         # A socket's path must be short; TMPDIR's often is not.
         parent = Path("/tmp") if os.access("/tmp", os.W_OK) else Path(tempfile.gettempdir())
         self._folder = parent / f"{LEFTOVER}{os.getpid()}-{secrets.token_hex(3)}"
         self._folder.mkdir(mode=0o700)
-        # Ray wants a token by default, and would put a new one into the person's home. One for this process's
-        # life, in no file: Ray reads it once.
+        # By default Ray requires a token, and would write a new one into the user's home. This one lasts as
+        # long as the process and is in no file: Ray reads it once.
         if not any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         try:
@@ -90,7 +91,8 @@ class Cluster:
                     log_to_driver=False,
                     configure_logging=False,
                     object_store_memory=store,
-                    # This machine is the run's as much as Ray's: without it, workers would yield to everyone.
+                    # This machine belongs to the run as much as to Ray: without this, workers would yield to
+                    # every other process.
                     _system_config={"worker_niceness": 0},
                     _temp_dir=str(self._folder),
                 )
@@ -102,7 +104,7 @@ class Cluster:
 
     def close(self) -> None:
         if self._connected:
-            self._ray.shutdown()  # of a cluster that others started, only the connection
+            self._ray.shutdown()  # for a cluster that others started, this closes only the connection
             self._connected = False
             self._speak()
         if self._folder is not None:
@@ -115,19 +117,21 @@ def _nothing() -> None:
 
 
 def _hushed() -> Callable[[], None]:
-    """Keep Ray's remarks on lost workers off standard output, which belongs to the run; how to undo that."""
+    """Keep Ray's remarks on lost workers off standard output, which belongs to the run; returns the undo."""
     from ray._private import worker
 
     name = "print_to_stdstream"
     before = getattr(worker, name, None)
-    if before is None:  # a name of Ray's own, which may move
+    if before is None:  # an internal name of Ray, which may move
         return _nothing
     setattr(worker, name, lambda *arguments, **options: None)
     return lambda: setattr(worker, name, before)
 
 
 def remove_leftovers() -> None:
-    """Folders of clusters whose run was killed: the processes end by themselves, their files do not."""
+    """Remove the folders of clusters whose run was killed: their processes end by themselves, but the files
+    stay.
+    """
     for parent in {Path("/tmp"), Path(tempfile.gettempdir())}:
         for folder in parent.glob(f"{LEFTOVER}*-*"):
             pid = folder.name.removeprefix(LEFTOVER).partition("-")[0]
@@ -148,8 +152,8 @@ def _alive(pid: int) -> bool:
 
 
 def _present_token() -> None:
-    """Show this machine's token, if it has one, to whatever cluster is asked."""
-    with suppress(ImportError, AttributeError):  # names of Ray's own, which may move
+    """Present this machine's token, if it has one, to any cluster that we connect to."""
+    with suppress(ImportError, AttributeError):  # internal names of Ray, which may move
         from ray._private.authentication import authentication_token_setup as setup
 
         setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
@@ -157,7 +161,7 @@ def _present_token() -> None:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Have a new cluster listen on 127.0.0.1 alone, as Ray does by itself on other systems than Linux."""
+    """Make a new cluster listen on 127.0.0.1 only, which is Ray's default on systems other than Linux."""
     name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     before = os.environ.get(name)
     os.environ[name] = "0"
@@ -177,7 +181,7 @@ def _loopback() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Start Ray without its banner, and without its way with SIGTERM, which is the round loop's."""
+    """Start Ray without its banner and without its SIGTERM handler: that signal belongs to the round loop."""
     logger = logging.getLogger("ray")
     level, handler = logger.level, signal.getsignal(signal.SIGTERM)
     logger.setLevel(logging.ERROR)
@@ -185,11 +189,11 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-        with suppress(ValueError):  # not the main thread: Ray left it alone too
+        with suppress(ValueError):  # not the main thread: Ray does not touch signals here either
             signal.signal(signal.SIGTERM, handler)
 
 
 def one_line(error: BaseException) -> str:
-    """An error of Ray's in one line."""
+    """A Ray error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]

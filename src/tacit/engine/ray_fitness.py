@@ -1,4 +1,4 @@
-"""Whether a machine of a cluster may have the job, and would give the same results."""
+"""Whether a machine of a cluster may have the job, and whether its results would be the same."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tacit.engine.ray_settings import RaySettings
 from tacit.engine.ray_worker import software
 
 Facts = Mapping[str, Any]
-"""What a worker says of itself (`RayWorker.ready`)."""
+"""What a worker reports about itself (`RayWorker.ready`)."""
 
 
 def unfit(facts: Facts, first: Facts | None, settings: RaySettings, sees: bool) -> str | None:
-    """Why a worker may not have the job, in a line; None if it may. `first`: the worker that all others are
-    compared with; `sees`: whether it sees the run's folder.
+    """The reason, in one line, why a worker may not have the job; None if it may. `first`: the worker that
+    all others are compared with; `sees`: whether the worker sees the run's folder.
     """
     host = facts["host"]
     if not (facts["authenticated"] or settings.insecure):
@@ -41,7 +41,7 @@ def unfit(facts: Facts, first: Facts | None, settings: RaySettings, sees: bool) 
 
 
 def other_results(facts: Facts, first: Facts | None) -> str | None:
-    """That a worker's results differ from the first one's, and why."""
+    """A line that says that a worker's results differ from the first one's, and why."""
     if first is None or facts["processor"] == first["processor"]:
         return None
     return (

@@ -1,5 +1,5 @@
-"""The job as it is sent to a cluster: pickled once, its large buffers once to each machine, and a file by
-which a worker shows that it sees the run's folder.
+"""The job as it is sent to a cluster: pickled once, with its large buffers sent once to each machine, and a
+file by which a worker shows that it sees the run's folder.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from tacit.engine.worker import Job
 from tacit.errors import UserError
 
 LARGE, GROUP = 1 << 20, 1 << 26
-"""Bytes: smaller buffers are each worker's own; larger ones are shared by machine, in groups of this size."""
+"""Bytes. Each worker has its own copy of smaller buffers; larger ones are shared per machine, in groups of
+this size.
+"""
 SEEN = ".seen-"
-"""How the file's name begins by which a worker shows that it sees the run's folder."""
+"""Prefix of the file by which a worker shows that it sees the run's folder."""
 
 
 class SentJob:
@@ -27,18 +29,18 @@ class SentJob:
 
     def __init__(self, job: Job) -> None:
         # A copy: buffers that are views of one vector would each be pickled with all of it. Parameters are
-        # not: they are read where they are.
+        # not copied: workers read them in place.
         model = deepcopy(job.model, {id(p): p for p in job.model.parameters()})
         states = job.states
         if isinstance(states, DirectoryStates):
-            states = DirectoryStates(states.root.resolve())  # a worker has another current folder
+            states = DirectoryStates(states.root.resolve())  # a worker's current folder differs
         self._body, self._large = shared.dump_apart(replace(job, model=model, states=states), LARGE)
         self.size = len(self._body) + sum(buffer.nbytes for buffer in self._large)
         """Bytes."""
         self._data: list[Any] | None = None
 
     def put(self, ray: Any) -> list[Any]:
-        """The job in the object store: once, when the first worker has been found fit to have it."""
+        """Put the job into the object store: once, when the first worker has been found fit."""
         if self._data is None:
             groups: list[list[memoryview]] = []
             for buffer in self._large:
@@ -52,7 +54,7 @@ class SentJob:
         return self._data
 
     def forget(self) -> None:
-        """Let go of what is in the object store."""
+        """Release the job from the object store."""
         self._data = None
 
 
@@ -64,7 +66,7 @@ class Token:
         self._secret = secrets.token_hex(16)
         try:
             root.parent.mkdir(parents=True, exist_ok=True)
-            for left in root.parent.glob(f"{SEEN}*"):  # of a run that was killed: nobody else has the folder
+            for left in root.parent.glob(f"{SEEN}*"):  # left by a killed run: only one run uses the folder
                 left.unlink(missing_ok=True)
             self.path = root.parent / f"{SEEN}{self._secret}"
             self.path.write_text(self._secret, encoding="utf-8")
@@ -72,7 +74,7 @@ class Token:
             raise UserError(f"{root.parent}: cannot be written ({error.strerror})") from None
 
     def seen(self, told: str | None) -> bool:
-        """Whether a worker has read it."""
+        """Whether what a worker reported is this file's content."""
         return told == self._secret
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""What runs in one worker of a Ray cluster: a resident model, and client state that may come with the work.
+"""The program of one Ray worker: a resident model, and client state that may come with the work.
 
 `tacit.engine.ray` makes an actor of `RayWorker`.
 """
@@ -33,17 +33,21 @@ from tacit.errors import ClientError, UserError
 from tacit.vector import Vectors
 
 Arrays = dict[str, NDArray[Any]]
-"""Named vectors as Ray moves them: NumPy arrays are mapped from its object store, torch's would be copied."""
+"""Named vectors as Ray transfers them. NumPy arrays are mapped from its object store; torch tensors would be
+copied.
+"""
 Carried = dict[int, dict[str, Arrays]]
-"""Client states that are sent: by client and version."""
+"""Client states that travel with the work, by client and version."""
 Outcome = tuple[str, Any]
-"""`answer` and what was asked for; `refused` or `error` and why; `lost` if the worker is of no more use."""
+"""`answer` with the result; `refused` or `error` with the reason; `lost` if the worker is unusable."""
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
-"""What holds torch, oneDNN and MKL to the instructions that every x86 server of the last ten years has."""
+"""Environment variables that limit torch, oneDNN and MKL to instructions that every x86 server of the last
+ten years has.
+"""
 
 
 class CarriedStates:
-    """Client states in memory: filled before a shard, drained after it. The driver has the store."""
+    """Client states in memory: filled before a shard, drained after it. The driver holds the store."""
 
     def __init__(self) -> None:
         self._given: Carried = {}
@@ -59,7 +63,7 @@ class CarriedStates:
     def load(self, client: int, version: str) -> Vectors:
         if version == NONE:
             return {}
-        # Copies: they lie in memory that is shared with others, and a client may write to its own state.
+        # Copies: the originals lie in memory shared with others, and a client may write to its own state.
         return {name: torch.from_numpy(v.copy()) for name, v in self._given[client][version].items()}
 
     def save(self, client: int, version: str, state: Mapping[str, Tensor]) -> None:
@@ -80,11 +84,11 @@ class CarriedStates:
 
 
 class RayWorker:
-    """One worker. `ready` says what it is; after `start` it runs whatever it is asked to."""
+    """One worker. `ready` reports its facts; after `start`, it runs the tasks that it is given."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
-        # Vectors are read where they lie, in memory that torch would call not writable; nothing writes there.
+        # Vectors are read in place, in memory that torch would warn is not writable; nothing writes there.
         warnings.filterwarnings("ignore", message=".*(not|non-)writ", category=UserWarning)
         self._worker: Worker | None = None
         self._states: CarriedStates | None = None
@@ -96,7 +100,7 @@ class RayWorker:
         """A row for each shard of a task."""
 
     def ready(self, token: str | None) -> dict[str, Any]:
-        """Facts of this process and its machine; nothing of the run has reached it yet.
+        """Facts about this process and its machine. Nothing about the run has reached it yet.
 
         `token`: a file that the driver wrote into the run's folder.
         """
@@ -120,7 +124,7 @@ class RayWorker:
         job_apart: tuple[list[str], bytes, list[list[int]]],
         *large: NDArray[np.uint8],
     ) -> Outcome:
-        """Take the job; `large` are its buffers, mapped from the memory that the machine's workers share."""
+        """Load the job; `large` holds its buffers, mapped from memory that the machine's workers share."""
         path, body, lengths = job_apart
         sys.path += [entry for entry in path if entry not in sys.path]
         try:
@@ -140,10 +144,10 @@ class RayWorker:
     def run(
         self, turn: int, message: Arrays, kind: str, states: Carried, *task: Any
     ) -> tuple[Outcome, Arrays]:
-        """One task. `turn` counts messages: with the same one, `message` is the same.
+        """Run one task. `turn` counts messages: calls with the same `turn` have the same `message`.
 
-        The sum is apart from the answer, so that it stays in the object store. It is this worker's memory,
-        which Ray copies before the next task begins.
+        The sum is returned apart from the answer, so that it stays in the object store. It lies in this
+        worker's memory, which Ray copies before the next task begins.
         """
         assert self._worker is not None
         try:
@@ -210,7 +214,7 @@ def _padded(length: int) -> int:
 
 
 def _failed(error: BaseException) -> Outcome:
-    """Errors as text: their classes may be the user's own, which the driver need not have."""
+    """Errors as text: their classes may be the user's own, which the driver may lack."""
     if isinstance(error, UserError):
         return "refused", str(error)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
@@ -229,13 +233,13 @@ def _content(file: Path) -> str | None:
 
 
 def _authenticated() -> bool:
-    """Whether this machine's part of the cluster demands a token. Workers have its settings."""
+    """Whether this machine's part of the cluster requires a token. Workers inherit its settings."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
 @cache
 def software() -> dict[str, str]:
-    """What must be the same everywhere for a job to mean the same."""
+    """The versions that must agree everywhere for a job to mean the same."""
     digest = blake2b(digest_size=8)
     root = Path(tacit.__file__).parent
     for file in sorted(root.rglob("*.py")):
@@ -248,8 +252,8 @@ def software() -> dict[str, str]:
 
 
 def processor() -> str:
-    """What decides which instructions torch, oneDNN, MKL and CUDA choose: results differ in their last
-    bits.
+    """What decides which instructions torch, oneDNN, MKL and CUDA choose. Different instructions change
+    results in their last bits.
     """
     if torch.cuda.is_available():
         return torch.cuda.get_device_name(0)

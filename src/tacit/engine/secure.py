@@ -1,10 +1,11 @@
-"""Any engine, with each client's upload under masks: secure aggregation in simulation.
+"""Any engine with each client's upload masked: secure aggregation in simulation.
 
-Every round, the whole protocol of `tacit.secure` is run: keys are advertised and signed, secrets are
-shared, each client's bounded and noised upload is masked before the server's part gets it, survivors are
-agreed on, and the sum is unmasked. It is the same sum, bit for bit: whole numbers, whose masks cancel.
+Every round runs the whole protocol of `tacit.secure`: keys are advertised and signed, secrets are shared,
+each client's bounded and noised upload is masked before the server's part gets it, the survivors are agreed
+on, and the sum is unmasked. The sum is the same bit for bit: the uploads are whole numbers, and the masks
+cancel.
 
-Clients are trained one at a time: between them and the server there is nothing but a masked upload.
+Clients are trained one at a time: only a masked upload passes from a client to the server.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from tacit.secure import Client, Roster, Server, Stage, Terms, bits_needed, ec
 from tacit.vector import Vectors
 
 Leave = Callable[[Order, int], Stage | None]
-"""The stage of a round from which on a client is gone; None: it stays."""
+"""The stage of a round at which a client leaves; None: it stays."""
 
 
 def stay(order: Order, client: int) -> Stage | None:
-    """Nobody leaves."""
+    """No client leaves."""
     return None
 
 
@@ -40,7 +41,7 @@ class Secured:
         self._run = os.urandom(16)
         self._identities: dict[int, ec.EllipticCurvePrivateKey] = {}
         self.heard: Callable[[bytes], None] | None = None
-        """Told every message that the server's part receives."""
+        """Called with every message that the server's part receives."""
 
     def sum(
         self, order: Order, message: Vectors, participants: Sequence[Participant], progress: Progress = ignore
@@ -102,7 +103,7 @@ class Secured:
         return terms_of(self._mechanism, bounding, self._run, order.round, order.attempt, digest, members)
 
     def _identity(self, number: int) -> ec.EllipticCurvePrivateKey:
-        """A client's long-term key: as long as the run."""
+        """A client's long-term key, for the whole run."""
         if number not in self._identities:
             self._identities[number] = ec.generate_private_key(ec.SECP256R1())
         return self._identities[number]
@@ -123,9 +124,9 @@ def terms_of(
     mechanism: SecureSum, bounding: Bounding, run: bytes, round: int, attempt: int, asked: bytes,
     members: Sequence[int],
 ) -> Terms:  # fmt: skip
-    """What a round is about: all but its nonce follows from the mechanism and from who was drawn.
+    """The terms of a round. All but the nonce follow from the mechanism and from the clients that were drawn.
 
-    `asked` is a digest of what the clients are told to do.
+    `asked` is a digest of what the clients are asked to do.
     """
     assert bounding.grid is not None
     drawn = len(members)

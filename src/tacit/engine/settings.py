@@ -46,7 +46,7 @@ class LocalTraining:
         return self
 
     def factor(self, step: int, total: int) -> float:
-        """Of the round's rate, at one of its `total` steps."""
+        """The factor of the round's learning rate at one of its `total` steps."""
         return 1.0 if self.within is None else self.within(step, total)
 
 
@@ -64,8 +64,8 @@ class Local(LocalTraining):
 
 
 def workload(population: Population, local: Local, algorithm: Algorithm, seed: int) -> Workload:
-    """What of a run decides its cost: a client makes `algorithm.batches` batches for each of its local
-    steps.
+    """The facts about a run that decide its privacy cost: a client draws `algorithm.batches` batches for each
+    of its local steps.
     """
     return Workload(
         population=len(population),

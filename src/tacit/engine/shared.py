@@ -1,8 +1,8 @@
-"""Memory that several processes see: named vectors, and objects whose large arrays are not copied.
+"""Memory that several processes share: named vectors, and objects whose large arrays are not copied.
 
-Shared memory has no name in any folder: it is a file descriptor that workers inherit, so nothing is left of
-it after the last process that maps it has ended, however that came about. The frozen parameters of a model
-are such arrays: a large base is in memory once, however many workers there are.
+Shared memory has no name in any folder: it is a file descriptor that workers inherit. Nothing is left of it
+after the last process that maps it has ended, however that process ended. The frozen parameters of a model
+are such arrays, so a large base is in memory once, however many workers there are.
 
 >>> place = Place.make("example", vectors_size({"theta": 3}))
 >>> vectors = map_vectors(place, {"theta": 3})
@@ -45,10 +45,10 @@ class Place:
 
     @staticmethod
     def make(label: str, size: int) -> Place:
-        """`size` bytes of zeros; `label` is only for those who look at a process's open files."""
+        """`size` bytes of zeros; `label` only shows up in a listing of the process's open files."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create(f"tacit-{label}", os.MFD_CLOEXEC)
-        else:  # other systems: a file that loses its name while nothing is in it yet
+        else:  # other systems: a file that is unlinked while it is still empty
             handle, name = tempfile.mkstemp(prefix="tacit-")
             Path(name).unlink()
             fd = handle
@@ -57,11 +57,13 @@ class Place:
         return Place(fd, size)
 
     def map(self, private: bool = False) -> mmap.mmap:
-        """Its bytes. `private`: what is written here is seen by nobody else; the rest follows the others."""
+        """Its bytes. `private`: pages written here are this mapping's alone; the others still follow the
+        shared memory.
+        """
         return mmap.mmap(self.fd, self.size, access=mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE)
 
     def close(self) -> None:
-        """Give the descriptor back; what is mapped stays."""
+        """Close the descriptor; existing mappings stay valid."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -89,12 +91,12 @@ def _aligned(size: int) -> int:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Gives parameters as buffers beside the pickle, where torch would copy them several times; notes which
-    buffer is whose frozen one.
+    """Pickles parameters as out-of-band buffers, where torch would copy them several times, and records which
+    buffer belongs to which frozen parameter.
     """
 
     def __init__(self, stream: io.BytesIO, least: int = 0) -> None:
-        """`least`: bytes below which a buffer stays in the pickle, so that its reader has one of its own."""
+        """`least`: a buffer with fewer bytes stays in the pickle, so its reader has a copy of its own."""
         self.buffers: list[pickle.PickleBuffer] = []
         self.frozen: list[tuple[nn.Parameter, pickle.PickleBuffer]] = []
 
@@ -125,7 +127,7 @@ def _parameter(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], trained:
 
 
 def dump(thing: Any) -> tuple[bytes, Place]:
-    """Pickle an object; its large arrays go to a place of shared memory, from where every reader maps them.
+    """Pickle an object; its large arrays go into shared memory, from which every reader maps them.
 
     cloudpickle carries classes and functions of the user's own script by value, and the reader gets this
     process's import path, so a model or a data source need not be installed or registered anywhere. The
@@ -153,7 +155,7 @@ def dump(thing: Any) -> tuple[bytes, Place]:
 
 
 def dump_apart(thing: Any, least: int) -> tuple[bytes, list[memoryview]]:
-    """Pickle an object, and beside it its buffers of `least` bytes or more, as they lie in memory.
+    """Pickle an object, with its buffers of `least` bytes or more returned apart, as they lie in memory.
 
     >>> body, large = dump_apart({"a": torch.arange(3).numpy(), "b": torch.arange(300).numpy()}, 1000)
     >>> len(large), load_apart(body, large)["b"][-1].item()
@@ -171,7 +173,7 @@ def load_apart(body: bytes, large: list[memoryview]) -> Any:
 
 
 def import_path() -> list[str]:
-    """This process's path; the current folder last, where nothing in it can pass for a known module."""
+    """This process's import path. The current folder comes last, where it cannot shadow a known module."""
     here = str(Path.cwd())
     named = [entry for entry in sys.path if entry not in ("", here)]
     return named if len(named) == len(sys.path) else [*named, here]
@@ -188,7 +190,7 @@ def _map(place: Place, lengths: list[int]) -> list[memoryview | bytes]:
     """The parts of a place of those lengths, each at a multiple of 64 bytes."""
     if not any(lengths):
         return [b""] * len(lengths)
-    # Private: torch warns about read-only memory, and a worker must never change another's data.
+    # A private mapping: torch warns about read-only memory, and a worker must never change another's data.
     mapped = memoryview(place.map(private=True))
     parts: list[memoryview | bytes] = []
     start = 0

@@ -1,10 +1,10 @@
-"""Client state: what clients keep between rounds (control variates, personal heads), in versions.
+"""Client state: what clients keep between rounds (control variates, personal heads), stored in versions.
 
-A version is named by the round, the attempt at that round and the repetition of the client's work in it. A
-new one never overwrites another: the round loop decides which counts, and records that, with its hash, in its
-checkpoint. So a run killed at any moment resumes with exactly the states of its checkpoint, and a worker that
-was given up for lost, but still writes, writes to a version that nobody will name. On a real client the store
-is the client's own disk.
+A version is named by the round, the attempt at that round, and the repetition of the client's work in that
+attempt. A new version never overwrites another: the round loop decides which one counts, and records it, with
+its hash, in its checkpoint. So a run killed at any moment resumes with exactly the states of its checkpoint.
+A worker that was given up for lost, but still writes, writes to a version that nobody will name. On a real
+client the store is the client's own disk.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tacit.system import sync
 from tacit.vector import Vectors
 
 STATES = "client-states"
-"""The folder of a run that holds them."""
+"""The subfolder of a run that holds client states."""
 
 
 def version(round: int, attempt: int, replay: int) -> str:
-    """The name of what a client keeps from one repetition in one attempt at a round."""
+    """The name of the version that a client writes in one repetition of one attempt at a round."""
     return f"{round}-{attempt}-{replay}"
 
 
 class ClientStates(Protocol):
-    """Where client state is kept. Workers load and save; the round loop does the rest."""
+    """Where client state is kept. Workers load and save; the round loop calls everything else."""
 
     def load(self, client: int, version: str) -> Vectors:
         """A version of a client's state.
@@ -72,7 +72,7 @@ class ClientStates(Protocol):
         """
 
     def sync(self, versions: Mapping[int, str]) -> None:
-        """Return when versions would survive a power cut: a checkpoint is about to rely on them.
+        """Return once these versions would survive a power cut: a checkpoint is about to rely on them.
 
         Args:
             versions: the version of each client.
@@ -87,7 +87,7 @@ class ClientStates(Protocol):
         """
 
     def clear(self) -> None:
-        """Forget everything (a run that starts again from nothing)."""
+        """Remove everything (for a run that starts from scratch)."""
 
 
 class DirectoryStates:
@@ -110,11 +110,12 @@ class DirectoryStates:
         folder = self.file(client, version).parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = folder / f"{version}.partial"
-        # Copies: safetensors refuses vectors that share memory, and a client may still hold on to them.
+        # Copies: safetensors refuses vectors that share memory, and a client may still hold references to
+        # them.
         vectors = {name: v.detach().as_subclass(Tensor).clone().contiguous() for name, v in state.items()}
         try:
             save_file(vectors, partial)
-            partial.chmod(0o600)  # it is made of one client's records
+            partial.chmod(0o600)  # it derives from one client's records
             partial.replace(folder / f"{version}.safetensors")
         except (OSError, SafetensorError) as error:
             raise UserError(

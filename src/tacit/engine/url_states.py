@@ -1,10 +1,10 @@
-"""Client state in an object store, by URL: for clusters whose machines share no folder.
+"""Client state in an object store, by URL: for clusters whose machines do not share a folder.
 
-`engine: {kind: ray, state: s3://bucket/runs}`. Every worker reads and writes there by itself, through fsspec,
-with whatever credentials its machine has; the library of the store (s3fs, gcsfs, …) must be installed on all.
-A run has a place of its own under the URL, with a random name, which a file of its folder keeps: so it
-resumes with these states on any engine. An object store writes an object whole or not at all, and it stays
-once it is written; `file://` is as good as the file system behind it.
+`engine: {kind: ray, state: s3://bucket/runs}`. Every worker reads and writes the store directly, through
+fsspec, with its machine's credentials. The store's library (s3fs, gcsfs, …) must be installed on all
+machines. Each run has its own place under the URL, with a random name that is noted in a file of the run's
+folder, so any engine can resume with these states. An object store writes an object whole or not at all, and
+a written object stays; `file://` is as reliable as the file system behind it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from tacit.errors import UserError
 from tacit.vector import Vectors
 
 NOTE = f"{STATES}.url"
-"""The file of a run's folder that names the place of its states."""
+"""The file in a run's folder that names the place of its states."""
 
 
 class UrlStates:
     """Client states under a URL: `URL/CLIENT/VERSION.safetensors`."""
 
     def __init__(self, url: str, note: Path | None = None) -> None:
-        """`url` is the place itself; with a `note`, places of runs are made under it, and kept there."""
+        """`url` is the run's place itself. With a `note` file, a new place is made under `url` and noted
+        there.
+        """
         self._url, self._note = url, note
 
     def __reduce__(self) -> tuple[type[UrlStates], tuple[str]]:
-        """Whoever it is sent to has the place alone, and a connection of its own."""
+        """A pickled copy has only the place; it opens its own connection."""
         return UrlStates, (self.url,)
 
     @property
@@ -56,7 +58,7 @@ class UrlStates:
             from fsspec.core import url_to_fs
 
             system, root = url_to_fs(self.url)
-        except Exception as error:  # the store's own library may raise whatever it likes
+        except Exception as error:  # the store's library may raise anything
             raise UserError(f"engine.state: {self.url} cannot be opened ({error})") from None
         return system, root
 
@@ -84,7 +86,7 @@ class UrlStates:
         return blake2b(content, digest_size=16).hexdigest()
 
     def sync(self, versions: Mapping[int, str]) -> None:
-        """Nothing is left to do: what a store has taken, it has."""
+        """Nothing to do: the store keeps what it has accepted."""
 
     def prune(self, client: int, keep: set[str]) -> None:
         kept = {f"{version}.safetensors" for version in keep}
@@ -104,7 +106,7 @@ class UrlStates:
 
     @contextmanager
     def _asked(self, failed: str) -> Iterator[None]:
-        """Whatever the store's own library raises is told as what failed, and what to do."""
+        """Turn any error of the store's library into one that says what failed, and what to do."""
         try:
             yield
         except UserError:
@@ -122,7 +124,9 @@ class UrlStates:
 
 
 def states_of(folder: Path, url: str | None = None) -> ClientStates:
-    """Where the clients of a run keep their states: in its folder, or where it says; `url` for a new run."""
+    """Where the clients of a run keep their states: in the run's folder, or at the URL noted there; `url` for
+    a new run.
+    """
     note = folder / NOTE
     if note.exists() or (url is not None and not (folder / STATES).exists()):
         return UrlStates(url or "", note)

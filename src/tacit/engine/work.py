@@ -29,10 +29,10 @@ from tacit.vector import Flat, Layout, Vectors
 class LocalWork:
     """The `Work` (see `tacit.algorithms`) of one client in one round.
 
-    Under example-level privacy nothing exact is in an algorithm's hands: gradients are private, losses are
-    refused, and what is left (steps, step sizes, the number of records) is public. Names that begin with an
-    underscore are not part of this: Python hides nothing from code that means harm, and code that is not
-    trusted must not run where the records are.
+    Under example-level privacy an algorithm gets nothing exact: gradients are private, losses are refused,
+    and the rest (steps, step sizes, the number of records) is public. Names that begin with an underscore are
+    not part of this contract. Python cannot hide anything from malicious code, so untrusted code must not run
+    where the records are.
     """
 
     def __init__(
@@ -54,12 +54,13 @@ class LocalWork:
         compute: Compute = HOST,
         front: Front | None = None,
     ) -> None:
-        """`queries`: most gradients that may be asked of one batch. `public`: batches of public records.
+        """`queries`: the most gradients that may be computed on one batch. `public`: batches of public
+        records.
 
-        `descent`: the short way to an SGD step, for plain gradients. `layers`: measure gradients. `augment`:
-        what changes a batch, given its records' places and the number of batches before it. `losses` is
-        filled as gradients are asked for, whoever may read it. `front`: the frozen first layers, if `task`
-        can start behind them.
+        `descent`: the fast path for an SGD step, for plain gradients. `layers`: measure gradients. `augment`:
+        changes a batch, given its records' places and the number of batches before it. `losses` is filled as
+        gradients are computed, for other code to read. `front`: the frozen first layers, if `task` can start
+        after them.
         """
         self.layout: Layout = flat.layout
         self.round, self.decay = order.round, order.decay
@@ -86,10 +87,10 @@ class LocalWork:
 
     @property
     def loss(self) -> float:
-        """Mean training loss over the records that gradients were asked of.
+        """Mean training loss over the records whose gradients were computed.
 
-        Refused under example-level privacy: it is exact, and would go past the noise with whatever is made
-        of it. How many records a client has (`examples`) counts as public there.
+        Refused under example-level privacy: the loss is exact, so anything made from it would bypass the
+        noise. The number of a client's records (`examples`) counts as public there.
         """
         if not self._gradients.exact:
             raise UserError(
@@ -100,7 +101,7 @@ class LocalWork:
 
     @property
     def gradient_layers(self) -> list[float] | None:
-        """Mean norm of each layer of the gradients asked for, before any local clip; None unless it is
+        """Mean norm of each layer of the computed gradients, before any local clip; None unless it is
         measured.
         """
         return None if self._layers is None else (self._layers / max(self._measured, 1)).tolist()
@@ -209,16 +210,16 @@ class LocalWork:
 
 
 def mean_loss(losses: list[Tensor]) -> float:
-    """The mean over records, of each gradient's losses; NaN where it is none, as of ∞ and −∞."""
+    """The mean over records of all gradients' losses; NaN if it is undefined, as for ∞ and −∞."""
     seen = torch.cat(losses).tolist() if losses else []
     try:
         return fsum(seen) / len(seen) if seen else 0.0
-    except (ValueError, OverflowError):  # a run that ended for it would tell of these records
+    except (ValueError, OverflowError):  # a run that stopped for it would reveal these records
         return nan
 
 
 def public_steps(steps: int | None) -> int:
-    """K, where it may be used: the average client's epochs would tell of its data without any noise."""
+    """K, where it may be used: the average client's epochs would reveal its data without any noise."""
     if steps is None:
         raise UserError(
             "local.epochs: this method scales by the steps of a client of average size, which client-level "
@@ -229,7 +230,7 @@ def public_steps(steps: int | None) -> int:
 
 @contextmanager
 def _frozen(module: nn.Module, names: set[str]) -> Iterator[None]:
-    """Parameters that need no gradient for a while, so that none is computed for them."""
+    """Inside this context, these parameters need no gradient, so none is computed for them."""
     chosen = [parameter for name, parameter in module.named_parameters() if name in names]
     for parameter in chosen:
         parameter.requires_grad_(False)

@@ -1,1 +1,1 @@
-"""Files from elsewhere: packages of the registries, the hub, and the cache where they are kept."""
+"""Downloads: packages of the registries, the hub, and the cache that keeps them."""

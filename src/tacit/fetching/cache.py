@@ -1,7 +1,7 @@
 """Decoded data sets on disk, as `.npy` files that every process maps into memory.
 
-An entry is a folder that appears under its final name only when it is complete, so a crash or a second
-process never leaves half of one. The cache is `$TACIT_CACHE`, or `~/.cache/tacit`; deleting it is safe.
+An entry is a folder that appears under its final name only when it is complete, so neither a crash nor a
+second process leaves half an entry. The cache is `$TACIT_CACHE`, or `~/.cache/tacit`; it is safe to delete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ABOUT = "about.json"
 
 
 def root() -> Path:
-    """Where decoded data sets are kept; never inside a project."""
+    """The folder for decoded data sets; never inside a project."""
     return Path(os.environ.get("TACIT_CACHE") or Path.home() / ".cache" / "tacit") / "data"
 
 
@@ -33,7 +33,7 @@ def has(key: str) -> bool:
 
 
 def read(key: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """The entry's arrays, memory-mapped read-only, and what was noted about them."""
+    """The entry's arrays, memory-mapped read-only, and the notes about them."""
     folder = root() / key
     try:
         arrays = {p.stem: np.load(p, mmap_mode="r") for p in sorted(folder.glob("*.npy"))}
@@ -45,7 +45,9 @@ def read(key: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 
 @contextmanager
 def adding(key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A scratch folder for `.npy` files and a dict for notes: entry `key` once the block has succeeded."""
+    """A scratch folder for `.npy` files and a dict for notes; both become entry `key` when the block
+    succeeds.
+    """
     try:
         root().mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=root()))
@@ -61,7 +63,7 @@ def adding(key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         try:
             scratch.rename(root() / key)
         except OSError:
-            # Another process was faster, and its entry is as good as ours.
+            # Another process was faster; its entry is equivalent.
             if not has(key):
                 raise
     finally:

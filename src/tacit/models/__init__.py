@@ -1,4 +1,4 @@
-"""Networks by name (`registry`), those of transformers (`hub`), and what is trained of them (`lora`)."""
+"""Networks by name (`registry`), networks of transformers (`hub`), and which parts are trained (`lora`)."""
 
 from typing import TYPE_CHECKING
 

@@ -15,7 +15,9 @@ from tacit.errors import UserError
 from tacit.models.initial import image
 
 LAYOUT = torch.channels_last
-"""How activations lie in memory: so, max pooling is six times as fast on a CPU, a step a third faster."""
+"""Memory format of activations: with this one, max pooling is six times as fast on a CPU, and a step a third
+faster.
+"""
 
 
 class Cnn(nn.Module):
@@ -31,7 +33,7 @@ class Cnn(nn.Module):
         self.head = nn.Linear(128, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(memory_format=LAYOUT)  # `contiguous` would leave images of one channel alone
+        x = x.to(memory_format=LAYOUT)  # `contiguous` would not change one-channel images
         for conv in (self.conv1, self.conv2, self.conv3):
             # ReLU and max commute; pooling first leaves a quarter of the work for ReLU.
             x = F.relu(F.max_pool2d(conv(x), 2))
@@ -47,6 +49,6 @@ def cnn(shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> Cnn:
         height, width = (height - 2) // 2, (width - 2) // 2
     if min(height, width) < 1:
         raise UserError(f"model 'cnn' needs images of at least 22×22 pixels, not {shape[1]}×{shape[2]}")
-    # torch's own initial values, as in the paper's code: at its rate of 0.1 and momentum 0.7, He's larger
-    # ones send nine clients of ten to infinity in the first round.
+    # torch's own initial values, as in the paper's code. At its rate of 0.1 and momentum 0.7, He's larger
+    # ones make nine clients of ten diverge in the first round.
     return Cnn(channels, 256 * height * width, classes)

@@ -1,4 +1,4 @@
-"""Logistic regression and the multilayer perceptron: for any shape of record.
+"""Logistic regression and the multilayer perceptron, for records of any shape.
 
 >>> import torch
 >>> mlp((1, 28, 28), 10, hidden=(32,))(torch.zeros(2, 1, 28, 28)).shape
@@ -34,7 +34,7 @@ class Dense(nn.Module):
 
 
 def logistic(shape: tuple[int, ...], classes: int) -> Dense:
-    """Multinomial logistic regression, started at zero: the problem is convex, so no luck is needed."""
+    """Multinomial logistic regression, started at zero: the problem is convex, so any start will do."""
     model = Dense(prod(shape), (), classes)
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)

@@ -1,9 +1,9 @@
-"""A trained model in the formats of its field, for programs that know nothing of this one.
+"""Export of a trained model in its field's standard formats, for programs that do not know tacit.
 
 With LoRA: a peft adapter (`adapter_config.json` and safetensors) with the factors and the output layers.
-`PeftModel.from_pretrained(base, folder)` puts it onto the base, which is saved in `base/` unless it is on the
-hub. Without: a transformers folder for `from_pretrained`, or, for this package's own networks, the tensors
-with a `config.json` that says how they were built.
+`PeftModel.from_pretrained(base, folder)` loads it on top of the base, which is saved in `base/` unless it is
+on the hub. Without LoRA: a transformers folder for `from_pretrained`, or, for this package's own networks,
+the tensors and a `config.json` that says how the network was built.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tacit.models.hub import quiet
 from tacit.models.lora import Lora, lora_config, trained_heads
 
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "*.model")
-"""Files that make a tokenizer."""
+"""Files of a tokenizer."""
 CAUSAL = "AutoPeftModelForCausalLM"
 _ADAPTER = ".default"
-"""peft's name for the one adapter of a module; its files leave it out."""
+"""peft's name for a module's single adapter; its files leave the name out."""
 
 
 def save_adapter(model: nn.Module, base: nn.Module, lora: Lora, source: str, into: Path) -> None:
-    """Write the adapters and whatever else is trained of `model` as a peft adapter for `base`.
+    """Write the adapters and all other trained parameters of `model` as a peft adapter for `base`.
 
-    `base` is the same network without adapters; `source` is where others find it.
+    `base` is the same network without adapters; `source` is where other users find it.
     """
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     heads = trained_heads(base)
@@ -44,7 +44,7 @@ def save_adapter(model: nn.Module, base: nn.Module, lora: Lora, source: str, int
     config.base_model_name_or_path = source
     config.task_type = _task_type(model)
     config.inference_mode = True
-    if config.task_type is None and hasattr(base, "save_pretrained"):  # pictures: the class itself is named
+    if config.task_type is None and hasattr(base, "save_pretrained"):  # pictures: record the class itself
         config.auto_mapping = {"base_model_class": type(base).__name__, "parent_library": "transformers"}
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -56,9 +56,9 @@ def save_adapter(model: nn.Module, base: nn.Module, lora: Lora, source: str, int
 
 
 def save_model(model: nn.Module, how: Mapping[str, Any], into: Path) -> None:
-    """Write a whole model; `how` it was built stands in for a transformers config where there is none."""
+    """Write a whole model. Where there is no transformers config, `how` says how the model was built."""
     if (save := getattr(model, "save_pretrained", None)) is not None:
-        library = sys.modules.get("transformers")  # other libraries' models have the method too
+        library = sys.modules.get("transformers")  # models of other libraries also have this method
         with nullcontext() if library is None else quiet(library):
             save(into)
         return
@@ -69,7 +69,7 @@ def save_model(model: nn.Module, how: Mapping[str, Any], into: Path) -> None:
 
 
 def name_labels(model: nn.Module, labels: Sequence[str]) -> None:
-    """Tell a transformers model what its classes are called."""
+    """Give a transformers model the names of its classes."""
     config = getattr(model, "config", None)
     if config is not None and labels and getattr(config, "num_labels", None) == len(labels):
         config.id2label = dict(enumerate(labels))
@@ -77,8 +77,8 @@ def name_labels(model: nn.Module, labels: Sequence[str]) -> None:
 
 
 def name_task(model: nn.Module, task: str) -> None:
-    """Tell a transformers model what its outputs are, where they are not classes of which one is right: a
-    pipeline that does not know makes them sum to 1, or lie between 0 and 1.
+    """Tell a transformers model what its outputs mean, if they are not classes of which one is right. A
+    pipeline that does not know this makes them sum to 1, or maps them into [0, 1].
     """
     kinds = {"regression": "regression", "multi-label": "multi_label_classification"}
     config = getattr(model, "config", None)
@@ -96,7 +96,7 @@ def outputs(folder: Path) -> int | None:
 
 
 def auto_class(model: nn.Module) -> str:
-    """The class of peft that loads an adapter with its base, by name alone."""
+    """The peft class that loads an adapter together with its base, from the name alone."""
     kinds = {
         "SEQ_CLS": "AutoPeftModelForSequenceClassification",
         "TOKEN_CLS": "AutoPeftModelForTokenClassification",
@@ -106,14 +106,14 @@ def auto_class(model: nn.Module) -> str:
 
 
 def copy_tokenizer(source: Path, into: Path) -> None:
-    """Put a text model's tokenizer beside it."""
+    """Copy a text model's tokenizer next to it."""
     for pattern in TOKENIZER:
         for file in source.glob(pattern):
             shutil.copyfile(file, into / file.name)
 
 
 def _task_type(model: nn.Module) -> str | None:
-    """peft's word for what the model does; it has none for pictures."""
+    """peft's name for the model's task; it has none for pictures."""
     name = type(model).__name__
     kinds = {
         "ForSequenceClassification": "SEQ_CLS",

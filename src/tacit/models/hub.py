@@ -1,9 +1,10 @@
-"""Classifiers and language models of transformers, pretrained (a folder or the hub) or from a config alone.
+"""Classifiers and language models of transformers, pretrained (from a folder or the hub) or built from a
+config.
 
-The data set decides the number of classes and what kind of model is meant: pictures (channels, height, width)
-get an image classifier, anything else a text classifier, the task `language` a model of the next
-token, and `token-classification` one with a class for each token.
-All weights are 32-bit floats; those that a checkpoint lacks (a new classifier) come from torch's generator.
+The data set decides the number of classes and the kind of model. Pictures (channels, height, width) get an
+image classifier, and anything else a text classifier. The task `language` gets a model of the next token, and
+`token-classification` one with a class for each token. All weights are 32-bit floats. Weights that a
+checkpoint lacks (a new classifier) come from torch's generator.
 
 >>> tiny = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
 ...         "intermediate_size": 16, "patch_size": 4}
@@ -49,10 +50,11 @@ def from_hub(
     words: bool = False,
     dropout: float | None = None,
 ) -> nn.Module:
-    """The pretrained model `name` (see `weights.locate`), with a fresh output layer where it needs one.
+    """The pretrained model `name` (see `weights.locate`), with a fresh output layer if it needs one.
 
-    Its files are mapped and read once, tensor by tensor, in the type that `frozen` asks for; `empty` reads
-    the config alone. `dropout` is for all that its config calls so; with 0 it drops no layers either.
+    Its files are memory-mapped and read once, tensor by tensor, in the type that `frozen` asks for; `empty`
+    reads only the config. `dropout` replaces every dropout probability of its config; with 0, no layers are
+    dropped either.
     """
     transformers = library()
     folder = locate(name, offline)
@@ -76,9 +78,9 @@ def from_hub(
                 folder,
                 **given,
                 local_files_only=True,
-                trust_remote_code=False,  # else a person at a terminal is asked whether to run it
+                trust_remote_code=False,  # otherwise a user at a terminal is asked whether to run it
                 dtype=torch.float32 if frozen == "float32" else torch.bfloat16,
-                ignore_mismatched_sizes=True,  # a classifier of other classes is replaced
+                ignore_mismatched_sizes=True,  # replaces a classifier with other classes
                 output_loading_info=True,
             )
         except (OSError, ValueError, RuntimeError) as error:
@@ -95,9 +97,10 @@ def from_config(
     language: bool = False,
     words: bool = False,
 ) -> nn.Module:
-    """A model without weights, from the values of a transformers config or the path of a `config.json`.
+    """A model without pretrained weights, from the values of a transformers config or the path of a
+    `config.json`.
 
-    For pictures, their size and channels are the data set's unless given.
+    For pictures, size and channels are the data set's unless given.
     """
     transformers = library()
     values = _config_file(config) if isinstance(config, str) else dict(config)
@@ -110,7 +113,7 @@ def from_config(
         close = get_close_matches(str(kind), transformers.CONFIG_MAPPING.keys(), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UserError(f"model.config: transformers has no model_type {kind!r}{hint}") from None
-    if not isinstance(config, str):  # a file was written by a program, and may hold more than is known here
+    if not isinstance(config, str):  # a file comes from a program, and may have keys unknown here
         _refuse_unknown(default, values)
     if len(shape) == 3:
         values = _picture_sizes(default, shape) | values
@@ -128,7 +131,7 @@ def from_config(
 
 
 def _dropouts(config: Any, dropout: float | None) -> dict[str, float]:
-    """The config's probabilities of dropping something, each with its new value."""
+    """The config's dropout probabilities by name, each with its new value."""
     if dropout is None:
         return {}
     kinds = ("dropout", "pdrop") if dropout else ("drop",)
@@ -140,7 +143,9 @@ def _dropouts(config: Any, dropout: float | None) -> dict[str, float]:
 
 
 def _four_bits(transformers: Any, heads: Sequence[str]) -> dict[str, Any]:
-    """What keeps all matrices but the output layers' in 4 bits (NF4; Dettmers et al., arXiv:2305.14314)."""
+    """Options that keep all matrices except the output layers' in 4 bits (NF4; Dettmers et al.,
+    arXiv:2305.14314).
+    """
     if find_spec("bitsandbytes") is None:
         raise UserError(
             "model.frozen: 4bit needs bitsandbytes; `pip install bitsandbytes`, or set model.frozen to bf16"
@@ -151,13 +156,13 @@ def _four_bits(transformers: Any, heads: Sequence[str]) -> dict[str, Any]:
         bnb_4bit_compute_dtype=torch.bfloat16,
         llm_int8_skip_modules=list(heads),
     )
-    # Packed where it will be used: a GPU's layout is not a processor's.
+    # Packed on the device that will use it: a GPU's layout differs from a CPU's.
     place = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
     return {"quantization_config": quantised, "device_map": {"": place}}
 
 
 def library() -> Any:
-    """The transformers package, or what to install."""
+    """The transformers package; if it is missing, an error that says what to install."""
     try:
         import transformers
     except ImportError:
@@ -186,12 +191,12 @@ def _config_file(name: str) -> dict[str, Any]:
             raise ValueError("it is no mapping")
     except (OSError, ValueError) as error:
         raise UserError(f"model.config: {file} cannot be read as a config ({first_line(error)})") from None
-    # Labels of another data set would overrule the number of classes of this one.
+    # Labels of another data set would override the number of classes of this one.
     return {k: v for k, v in values.items() if k not in ("id2label", "label2id", "num_labels")}
 
 
 def _kind(config: Any, shape: Shape, language: bool, words: bool, what: str) -> Any:
-    """The family that has a model of this config for the task, or a refusal."""
+    """The transformers family with a model of this config for the task; refused if there is none."""
     transformers = library()
     if language:
         auto, needed = transformers.AutoModelForCausalLM, "predicts the next token"
@@ -213,7 +218,7 @@ def _picture_sizes(config: Any, shape: Shape) -> dict[str, Any]:
 
 
 def _refuse_other_pictures(config: Any, shape: Shape, name: str) -> None:
-    """A model reads pictures of one size; the data set must provide it."""
+    """Refuse a data set with pictures of another size than the model reads."""
     if len(shape) != 3:
         return
     size = getattr(config, "image_size", None)
@@ -249,7 +254,7 @@ def _refuse_unknown(default: Any, values: Mapping[str, Any]) -> None:
 
 
 def _refuse_strangers(model: Any, report: Mapping[str, Any], folder: Path) -> None:
-    """Weights of another network leave most of this one's at random: that is no pretrained model."""
+    """Refuse the weights of another network: they would leave most of this one's random."""
     body = [f"{model.base_model_prefix}.{name}" for name, _ in model.base_model.named_parameters()]
     missing = set(report["missing_keys"]) | {key for key, *_ in report["mismatched_keys"]}
     absent = sum(name in missing for name in body)
@@ -263,7 +268,7 @@ def _refuse_strangers(model: Any, report: Mapping[str, Any], folder: Path) -> No
 def _checked(model: Any) -> nn.Module:
     config = model.config
     if hasattr(model, "score") and config.pad_token_id is None:
-        # A decoder classifies at its last token, which it finds by looking for padding.
+        # A decoder classifies at its last token, which it finds by the padding.
         config.pad_token_id = 0
     network: nn.Module = model
     return network.train()
@@ -271,7 +276,7 @@ def _checked(model: Any) -> nn.Module:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Without transformers' remarks on fresh classifiers and its bars; errors are still raised."""
+    """Silence transformers' remarks on fresh classifiers and its progress bars; errors are still raised."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

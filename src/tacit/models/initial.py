@@ -1,4 +1,4 @@
-"""Starting weights shared by the networks, and the check of an image's shape."""
+"""Initial weights shared by the networks, and the check of an image's shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tacit.errors import UserError
 
 
 def he_(module: nn.Module) -> None:
-    """He et al. (2015): variance 2/fan_in, which ReLU layers carry through any depth; biases zero."""
+    """He et al. (2015): variance 2/fan_in, which ReLU layers preserve through any depth; biases are zero."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -19,7 +19,7 @@ def he_(module: nn.Module) -> None:
 
 
 def head_(layer: nn.Linear) -> None:
-    """Small logits: training starts near log(classes), yet the body gets a gradient from the first step."""
+    """Small logits: training starts near log(classes), but the body gets a gradient from the first step."""
     bound = 1 / sqrt(layer.in_features)
     nn.init.uniform_(layer.weight, -bound, bound)
     nn.init.zeros_(layer.bias)

@@ -1,7 +1,7 @@
-"""The papers' large networks by name, at their published sizes and without weights (papers 000 and 004).
+"""The papers' large networks by name, at their published sizes, without weights (papers 000 and 004).
 
-They are transformers' own modules, so `hub: google/vit-base-patch16-224-in21k` and its like are the same
-networks with their pretrained weights.
+They are transformers' own modules, so `hub: google/vit-base-patch16-224-in21k` and similar names are the same
+networks with pretrained weights.
 
 >>> import torch
 >>> with torch.device("meta"):

@@ -1,8 +1,9 @@
-"""Which parameters of a network are trained: all, some by name, or LoRA's factors and the output layers.
+"""Selects which parameters of a network are trained: all, some by name, or LoRA's factors and the output
+layers.
 
-LoRA (Hu et al., 2021) leaves a matrix W as it is and trains a product of two thin ones beside it,
-W + (α/r)·B·A. peft puts it into the network in place, so the result is an ordinary module in which little
-needs a gradient. What needs none is never sent: it is in no message and no checkpoint.
+LoRA (Hu et al., 2021) freezes a matrix W and trains a product of two thin matrices beside it, W + (α/r)·B·A.
+peft inserts it into the network in place, so the result is an ordinary module in which few parameters need a
+gradient. Frozen parameters are never sent: they are in no message and no checkpoint.
 
 >>> from tacit.models import build
 >>> model = build("vit", (1, 8, 8), 5, patch=4, width=16, depth=1, heads=2)
@@ -31,9 +32,9 @@ FUSED = [name for name, part in Transformer.PARTS.items() if part == "QKV"]
 
 
 def adapt(module: nn.Module, lora: Lora) -> None:
-    """Put adapters into `module`, in place, and freeze all but these and the output layers.
+    """Insert adapters into `module`, in place, and freeze everything except them and the output layers.
 
-    The output layers of a classifier are new to it, so they are trained; those of a language model are not.
+    A classifier's output layers are new, so they are trained; a language model's are not.
     """
     heads = trained_heads(module)
     config = lora_config(module, lora, heads)
@@ -45,21 +46,21 @@ def adapt(module: nn.Module, lora: Lora) -> None:
 
 
 def lora_config(module: nn.Module, lora: Lora, heads: Sequence[str]) -> Any:
-    """peft's own description of the adapters."""
+    """peft's config of the adapters."""
     try:
         from peft import LoraConfig
     except ImportError:
         raise UserError("model.lora needs peft; `pip install 'tacit[transformers]'`") from None
 
     targets = _targets(module, lora.targets)
-    # An output layer is trained whole; an adapter beside it would be a second name for the same thing.
+    # An output layer is trained whole; an adapter beside it would be redundant.
     inside_heads = "|".join(re.escape(name) for name in heads)
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets,
-        # GPT-2 keeps its matrices the other way round.
+        # GPT-2 stores its matrices transposed.
         fan_in_fan_out=any(
             type(part).__name__ == "Conv1D" and any(_ends(name, target) for target in targets)
             for name, part in module.named_modules()
@@ -69,9 +70,9 @@ def lora_config(module: nn.Module, lora: Lora, heads: Sequence[str]) -> Any:
 
 
 def half_frozen(module: nn.Module) -> None:
-    """Keep what is not trained in bfloat16, and what is in float32, in place.
+    """Keep frozen parameters in bfloat16 and trained ones in float32, in place.
 
-    An output layer that is trained gets its input in its own type. Quantised parameters stay as they are.
+    A trained output layer gets its input in its own type. Quantised parameters stay as they are.
     """
     for parameter in module.parameters():
         if parameter.is_floating_point():
@@ -86,7 +87,7 @@ def _in_full(part: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def trained_heads(module: nn.Module) -> tuple[str, ...]:
-    """The output layers that are trained beside adapters."""
+    """The output layers that are trained along with the adapters."""
     tokens = getattr(module, "get_output_embeddings", lambda: None)()
     return tuple(name for name in output_layers(module) if module.get_submodule(name) is not tokens)
 
@@ -94,7 +95,7 @@ def trained_heads(module: nn.Module) -> tuple[str, ...]:
 def train_only(module: nn.Module, patterns: Sequence[str], adapted: bool = False) -> None:
     """Freeze every parameter whose name matches no pattern; `head` means the output layers.
 
-    In an `adapted` module the patterns add to the adapters and the output layers.
+    In an `adapted` module, the patterns come on top of the adapters and the output layers.
     """
     heads = tuple(f"{name}.*" for name in output_layers(module))
     parameters = dict(module.named_parameters())
@@ -114,7 +115,7 @@ def train_only(module: nn.Module, patterns: Sequence[str], adapted: bool = False
 
 
 def _targets(module: nn.Module, wanted: Iterable[str]) -> list[str]:
-    """The targets under the names that this module has for them."""
+    """The targets, by the names that this module has for them."""
     layers = [name for name, part in module.named_modules() if hasattr(part, "weight")]
     names = {name.rpartition(".")[2]: None for name in layers}
     found: dict[str, None] = {}

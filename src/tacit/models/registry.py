@@ -1,10 +1,10 @@
-"""Networks by name, without weights; `hub` has those of transformers, `lora` what is trained of them.
+"""Networks by name, without weights. `hub` has the networks of transformers; `lora` selects what is trained.
 
-Our own are plain `nn.Module`s whose last layer is called `head`.
+This package's networks are plain `nn.Module`s whose last layer is called `head`.
 
-Nothing here draws from a generator of its own: seed torch, build, and get the same weights every time.
-Except for ResNet-18 with `norm="batch"`, no network lets one record of a batch influence another, which
-is what per-record privacy needs.
+No network has a random generator of its own: seed torch, build, and get the same weights every time. Except
+for ResNet-18 with `norm="batch"`, no network lets one record of a batch influence another; per-record privacy
+requires that.
 
 >>> import torch
 >>> _ = torch.manual_seed(0)
@@ -53,7 +53,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def options(name: str) -> dict[str, Any]:
-    """The options of a network and their defaults: what `build` takes beside shape and classes."""
+    """A network's options and their defaults: what `build` takes besides shape and classes."""
     parameters = inspect.signature(_builder(name)).parameters.values()
     return {p.name: p.default for p in parameters if p.name not in ("shape", "classes")}
 
@@ -61,8 +61,8 @@ def options(name: str) -> dict[str, Any]:
 def build(name: str, shape: tuple[int, ...], classes: int, **given: Any) -> nn.Module:
     """The network called `name` for records of `shape` (channels first) and `classes` outputs.
 
-    `-` and `_` are the same in a name, and so are upper and lower case. Weights come from torch's global
-    generator. Raises `UserError` for an unknown name, an unknown option or sizes that do not fit.
+    In a name, `-` and `_` are the same, and case does not matter. Weights come from torch's global generator.
+    Raises `UserError` for an unknown name, an unknown option or sizes that do not fit.
     """
     builder, known = _builder(name), options(name)
     for option in given:

@@ -1,12 +1,12 @@
 """ResNet-18 (He et al., 2016) for large and small images, with group or batch normalisation.
 
-GroupNorm is the default: it looks at one record at a time, so it is sound under per-record privacy and
-does not average statistics of unlike clients. BatchNorm is there for the papers that use it without
+GroupNorm is the default. It looks at one record at a time, so it is sound under per-record privacy, and it
+does not average the statistics of different clients. BatchNorm is there for the papers that use it without
 privacy.
 
-The last norm of each residual block starts at 1/√8, so that the eight branches together weigh as much as
-the shortcut. Started at 1, the logits blow up in the first steps at the papers' rate of .1; started at 0,
-as is common, many steps pass before the convolutions learn, and a federation has few rounds to lose.
+The last norm of each residual block starts at 1/√8, so that the eight branches together weigh as much as the
+shortcut. Started at 1, the logits blow up in the first steps at the papers' rate of .1. Started at 0, as is
+common, the convolutions learn only after many steps, and a federation has few rounds to spare.
 
 >>> model = resnet18((3, 32, 32), 10)
 >>> sum(p.numel() for p in model.parameters())
@@ -29,7 +29,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class Stem(nn.Module):
-    """Image to 64 channels. "7x7" halves twice (ImageNet); "3x3" keeps the size (32-pixel images)."""
+    """An image to 64 channels. "7x7" halves the size twice (ImageNet); "3x3" keeps it (32-pixel images)."""
 
     def __init__(self, channels: int, kind: str, norm: Norm) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Stem(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions beside a shortcut, which is a 1×1 convolution where the shape changes."""
+    """Two 3×3 convolutions beside a shortcut; the shortcut is a 1×1 convolution if the shape changes."""
 
     def __init__(self, fan_in: int, fan_out: int, stride: int, norm: Norm) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The section `model` of a config: which network, where it starts, and what of it is trained."""
+"""The section `model` of a config: the network, its initial weights, and the parts that are trained."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ class Model(Open):
 
     @property
     def hub_dropout(self) -> float | None:
-        """Of a pretrained model, in place of its own; a network by name has it among its options."""
+        """The dropout that replaces a pretrained model's own; a network by name has it among its options."""
         return None if self.hub is None else self.options.get("dropout")

@@ -1,7 +1,7 @@
-"""SpecAugment (Park et al., 2019): bands and stretches of time that training does not get to hear.
+"""SpecAugment (Park et al., 2019): masks bands and stretches of time in training.
 
-Each utterance draws its own masks from torch's generator, all of them at once, so a client's seed decides
-them. Time is not warped.
+Each utterance draws its own masks from torch's generator, all at once, so a client's seed determines them.
+Time is not warped.
 
 >>> import torch
 >>> _ = torch.manual_seed(0)
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 class SpecAugment(nn.Module):
     """Paper 003: two masks of up to 30 bands, ten of up to 50 frames and a tenth of the utterance.
 
-    Active in training only. What is masked becomes zero, the mean of normalised features.
+    Active in training only. Masked values become zero, the mean of normalised features.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 SpecAugment → normalisation → convolution (kernel 7, stride 3) and GLU → transformer layers without biases,
 with CAPE positions → a last norm (pre-norm only) → `head`. Utterances of a batch have different lengths, and
-none may feel another's: padded frames are zero before the convolution, where an utterance alone would have
-the convolution's own zero padding, and no attention looks at padded steps.
+none may affect another. Padded frames are zero before the convolution, where an utterance alone would have
+the convolution's own zero padding, and attention ignores padded steps.
 
 >>> import torch
 >>> model = ctc_transformer((80,), 30, size="tiny").eval()
@@ -37,7 +37,9 @@ SIZES: dict[str, tuple[int, int, int, int]] = {
     "deep": (72, 768, 3072, 4),
     "tiny": (3, 64, 256, 4),
 }
-"""Depth, width, width of the MLP, heads: those of paper 003's Table 21, and one for tests and two cores."""
+"""Depth, width, width of the MLP, heads: those of paper 003's Table 21, and a small one for tests and small
+machines.
+"""
 
 
 class Normalise(nn.Module):
@@ -50,7 +52,7 @@ class Normalise(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor, inside: Tensor) -> Tensor:
-        """`inside` [B, T, 1] tells frames from padding, which becomes zero."""
+        """`inside` [B, T, 1] marks real frames; padding becomes zero."""
         count = (inside.sum(1, keepdim=True) * x.shape[2]).clamp(min=1)
         mean = (x * inside).sum((1, 2), keepdim=True) / count
         centred = (x - mean) * inside
@@ -61,8 +63,8 @@ class Normalise(nn.Module):
 class Cape(nn.Module):
     """Continuous augmented positions (Likhomanenko et al., 2021), in seconds from the utterance's middle.
 
-    In training each utterance is moved as a whole by up to `shift` seconds, as paper 003 does, so that only
-    distances between steps can be learnt; in evaluation nothing moves. A step is 30 ms.
+    In training each utterance is shifted as a whole by up to `shift` seconds, as in paper 003, so the model
+    can learn only distances between steps. In evaluation nothing is shifted. A step is 30 ms.
     """
 
     frequencies: Tensor
@@ -83,7 +85,8 @@ class Cape(nn.Module):
         if self.training and self.shift:
             moved = torch.rand(len(x), 1, device=x.device) * 2 - 1
             positions = positions + self.shift * moved
-        # As sines of numbers up to a thousand: float32 keeps them to four digits, half precision would not.
+        # These are sines of numbers up to a thousand: float32 keeps them to four digits, half precision would
+        # not.
         return torch.sin(positions.unsqueeze(2) * self.frequencies + self.phases).to(x.dtype)
 
 
@@ -105,7 +108,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Wider, ReLU, and back."""
+    """Two linear layers: wider, ReLU, and back."""
 
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -121,7 +124,7 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """A transformer layer, pre-norm or post-norm.
 
-    In training the whole layer is left out of a batch with probability `drop` (Fan et al., 2020); its
+    In training the whole layer is skipped for a batch with probability `drop` (Fan et al., 2020). Its
     parameters then get no gradient, not even a zero.
     """
 
@@ -138,7 +141,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         dropped = self.training and self.drop > 0 and float(torch.rand(())) < self.drop
         out = x
-        if self.norm == "post":  # where the norms of a dropped layer stay: the next one expects their output
+        if self.norm == "post":  # a dropped layer keeps its norms: the next layer expects their output
             out = self.norm1(x if dropped else x + self.attention(x, seen))
             out = self.norm2(out if dropped else out + self.mlp(out))
         elif not dropped:
@@ -148,7 +151,7 @@ class Layer(nn.Module):
 
 
 class CtcTransformer(nn.Module):
-    """Scores [B, steps, tokens] of frames [B, T, bands], and each utterance's number of steps."""
+    """Maps frames [B, T, bands] to scores [B, steps, tokens] and each utterance's number of steps."""
 
     def __init__(
         self,
@@ -182,7 +185,7 @@ class CtcTransformer(nn.Module):
         x = F.glu(self.conv(x.transpose(1, 2)), dim=1).transpose(1, 2)
         x = F.dropout(x, self.dropout, self.training)
         x = x + self.cape(x, steps)
-        # An utterance without a frame looks at its first step: a softmax over nothing would be NaN.
+        # An utterance without a frame attends to its first step: a softmax over nothing would be NaN.
         seen = within(steps.clamp(min=1), x.shape[1])[:, None, None, :]
         for layer in self.layers:
             x = layer(x, seen)
@@ -210,8 +213,8 @@ def ctc_transformer(
 ) -> CtcTransformer:
     """The model of paper 003, for frames of `shape` (bands,) and `classes` tokens, blank included.
 
-    `size` names depth, width, the MLP's hidden width and heads; each may also be given by itself. `augment`
-    turns SpecAugment on, and `shift` is CAPE's, in seconds; both act in training only.
+    `size` sets depth, width, the MLP's hidden width and heads; each can also be given separately. `augment`
+    turns SpecAugment on; `shift` is CAPE's, in seconds. Both act in training only.
     """
     if len(shape) != 1:
         raise UserError(f"model 'ctc_transformer' takes frames (bands,), but records have shape {shape}")
@@ -240,8 +243,8 @@ def ctc_transformer(
         augment,
         shift,
     )
-    # Variance 1/fan_in where the sound comes in and the scores go out; layers in between keep torch's third
-    # of that, which many residual additions make up for.
+    # The input and output layers have variance 1/fan_in. The layers between keep torch's third of that, which
+    # many residual additions make up for.
     for part, fan in ((model.conv, shape[0] * KERNEL), (model.head, sizes[1])):
         nn.init.uniform_(part.weight, -((3 / fan) ** 0.5), (3 / fan) ** 0.5)
     return model

@@ -1,11 +1,11 @@
 """Vision transformers (Dosovitskiy et al., 2021) for small images, pre-norm, trained from scratch.
 
 `vit_tiny` is FedAdamW's (paper 004): 32-pixel images in 4×4 patches, width 192, six layers, three heads,
-GELU, Xavier weights, sinusoidal positions. `vit` takes any sizes.
+GELU, Xavier weights, sinusoidal positions. `vit` accepts any sizes.
 
-Two choices make the network easy on per-record gradients. Positions are fixed sines, as in the paper, so
-there is nothing to learn or to noise. The class token is an `nn.Embedding` with a vocabulary of one and
-patches enter by an `nn.Linear`, so every parameter belongs to a layer that per-record rules know.
+Two choices make the network suit per-record gradients. Positions are fixed sines, as in the paper, so there
+is nothing to learn or to noise. The class token is an `nn.Embedding` with a vocabulary of one, and patches
+enter through an `nn.Linear`, so every parameter belongs to a layer with a per-record rule.
 
 >>> model = vit_tiny((3, 32, 32), 100)
 >>> sum(p.numel() for p in model.parameters())
@@ -60,7 +60,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Four times wider, GELU, and back."""
+    """Two linear layers: four times wider, GELU, and back."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class ViT(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Only the class token is read, and LayerNorm works token by token: normalise that one alone.
+        # Only the class token is read, and LayerNorm works token by token, so normalise only that one.
         logits: Tensor = self.head(self.norm(self.layers(self.embed(x))[:, 0]))
         return logits
 

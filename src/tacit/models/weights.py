@@ -1,7 +1,7 @@
-"""Where a pretrained model's files are: a folder with `config.json`, weights and (for text) a tokenizer.
+"""Finds a pretrained model's files: a folder with `config.json`, weights and (for text) a tokenizer.
 
 `locate` looks in the cache, at a path, on the Hugging Face hub, and in the package registries, in this order.
-The hub is asked only when nothing is on this machine, so a run whose files are local touches no network.
+The hub is asked only if this machine has no files, so a run with local files needs no network.
 
 >>> locate("no/such-model", offline=True)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
@@ -24,22 +24,22 @@ from tacit.fetching.hub import TIMEOUT, Unavailable, first_line, left_out, probe
 from tacit.fetching.packages import Package, fetch, unpack
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-"""What is wanted of a repository on the hub; not the same weights again in a dozen other formats."""
+"""The files to download from a repository on the hub, without the same weights in a dozen other formats."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A pretrained model that a package registry has."""
+    """A pretrained model from a package registry."""
 
     name: str
     hub: str
     package: Package
     folder: str
-    """Where its files are inside the package."""
+    """The folder of its files inside the package."""
     licence: str
     origin: str
     gguf: str | None = None
-    """The file of a package that has weights in that form: they are unpacked to bfloat16 once."""
+    """The weights file of a package that has them in GGUF form: they are unpacked to bfloat16 once."""
 
 
 KNOWN_WEIGHTS = {
@@ -76,13 +76,13 @@ KNOWN_WEIGHTS = {
         ),
     )
 }
-"""Pretrained models with a name of their own; each is known by its name on the hub too."""
+"""Pretrained models with a short name; each is also known by its name on the hub."""
 
 
 def locate(name: str, offline: bool = False) -> Path:
     """The folder with the files of the model `name`: a path, a name on the hub, or one of `KNOWN_WEIGHTS`.
 
-    Raises `UserError`, before anything is trained, with what was tried and what to do.
+    Raises `UserError`, before anything is trained, that says what was tried and what to do.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -109,8 +109,8 @@ def locate(name: str, offline: bool = False) -> Path:
 
 
 def home_of(name: str) -> str | None:
-    """Where other programs find the files of the model `name`: a folder, or its name on the hub. None: they
-    are a package registry's, which has neither, and weights that may be rounded.
+    """Where other programs find the files of the model `name`: a folder, or its name on the hub. None if they
+    come from a package registry: such a model has neither, and its weights may be rounded.
     """
     if Path(name).expanduser().is_dir():
         return str(Path(name).expanduser().resolve())
@@ -121,7 +121,7 @@ def home_of(name: str) -> str | None:
 
 
 def hub_name(name: str) -> str | None:
-    """What the model `name` is called on the hub; None for a folder, whose path is nobody else's business."""
+    """The name of the model `name` on the hub; None for a folder, whose path must not be disclosed."""
     if Path(name).expanduser().is_dir():
         return None
     known = _known(name)
@@ -142,7 +142,7 @@ def _hub_cache(repository: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         config = try_to_load_from_cache(repository, "config.json")
-    except Exception:  # not a name of the hub's at all
+    except Exception:  # not a hub name at all
         return None
     if not isinstance(config, str):
         return None
@@ -160,14 +160,14 @@ def _download(repository: str, offline: bool) -> Path:
         return Path(snapshot_download(repository, allow_patterns=FILES))
     except Unavailable as error:
         raise Unavailable(f"hub: {error}") from None
-    except Exception as error:  # a dozen kinds, most of them about the network
+    except Exception as error:  # a dozen kinds of errors, mostly network errors
         raise Unavailable(f"hub: {first_line(error)}") from None
 
 
 def unquantise(source: Path, file: str, folder: Path) -> None:
     """A language model and its tokenizer from a GGUF file, as `save_pretrained` would write them.
 
-    In bfloat16: its rounding is far below that of the few bits the weights come from.
+    In bfloat16, whose rounding is far finer than that of the few bits the weights come from.
     """
     if find_spec("gguf") is None:
         raise UserError(f"{file}: weights in GGUF form need gguf; `pip install 'tacit[llm]'`, then again")
@@ -176,7 +176,7 @@ def unquantise(source: Path, file: str, folder: Path) -> None:
     from safetensors.torch import save_file
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=file)
-    # Newer releases leave weights packed where they find kernels for them: ours are to be plain tensors.
+    # Newer releases leave weights packed if they find kernels for them: here they must be plain tensors.
     packed = getattr(transformers, "GgufConfig", None)
     plain = {} if packed is None else {"quantization_config": packed(dequantize=True)}
     model = transformers.AutoModelForCausalLM.from_pretrained(

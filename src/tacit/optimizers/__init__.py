@@ -1,4 +1,4 @@
-"""What the server does with an average update: any optimizer of torch, LAMB or LARS, and a schedule."""
+"""How the server applies an average update: any torch optimizer, LAMB or LARS, and a schedule."""
 
 from typing import TYPE_CHECKING
 

@@ -1,13 +1,13 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962): Adam whose step is as long as the layer it moves.
+"""LAMB (You et al. 2020, arXiv:1904.00962): Adam whose step scales with the norm of the layer it moves.
 
 For each parameter tensor h, with m and v the moments of Adam,
 
     u_h = m̂_h / (√v̂_h + ξ) + λ θ_h
     θ_h ← θ_h − η · (‖θ_h‖ / ‖u_h‖) · u_h        the trust ratio; 1 if either norm is zero
 
-The step's length does not depend on the gradient's, which is why paper 003 can clip updates to almost
-nothing. ξ is `eps`: 1e-6 as usual; paper 003 quotes .01 as better for federated learning. With
-`bias_correction=False` m̂ = m and v̂ = v, as paper 003 prints it.
+The step's length does not depend on the gradient's length, so paper 003 can clip updates to almost nothing. ξ
+is `eps`: 1e-6 as usual; paper 003 quotes .01 as better for federated learning. With `bias_correction=False`,
+m̂ = m and v̂ = v, as printed in paper 003.
 
 >>> import torch
 >>> theta = torch.tensor([3.0, 4.0])
@@ -30,7 +30,7 @@ from tacit.optimizers.stepping import Closure, move_each
 
 
 class Lamb(Optimizer):
-    """Beside the two moments, a step needs one temporary tensor of the size of the largest parameter."""
+    """Besides the two moments, a step needs one temporary tensor of the size of the largest parameter."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from tacit.optimizers.stepping import Closure, move_each
 
 
 class Lars(Optimizer):
-    """Beside the momentum, a step needs one temporary tensor of the size of the largest parameter."""
+    """Besides the momentum, a step needs one temporary tensor of the size of the largest parameter."""
 
     def __init__(
         self,

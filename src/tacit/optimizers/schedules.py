@@ -1,8 +1,8 @@
-"""Learning-rate schedules: from a round's number, counted from zero, to a factor of the base rate.
+"""Learning-rate schedules: they map a round's number, counted from zero, to a factor of the base rate.
 
-Each is a section of a config (`local.schedule`, `server.schedule`); `over` makes it a function for a run of
-so many rounds. Such a function is pure, so a resumed run needs nothing to continue it. `Within` is another
-thing: the shape of the rate over the local steps of one round, on top of the round's own.
+Each is a section of a config (`local.schedule`, `server.schedule`); `over` turns it into a function for a run
+of the given number of rounds. The function is pure, so a resumed run needs no state to continue it. `Within`
+is different: it shapes the rate over the local steps of one round, on top of the round's factor.
 
 >>> cosine = Cosine(floor=0.1).over(100)
 >>> cosine(0), cosine(100)
@@ -24,7 +24,7 @@ from pydantic import Field, PositiveInt
 from tacit.section import section
 
 Schedule = Callable[[int], float]
-"""Any function from the round to a factor."""
+"""A function from the round to a factor."""
 Count = Annotated[int, Field(ge=0)]
 Factor = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -1,8 +1,8 @@
 """The server's optimizer: the clients' average update as a gradient (Reddi et al. 2021, arXiv:2003.00295).
 
-The average Δ̄ points the way the clients went, so its negative takes the gradient's place. Plain SGD at rate
-1 then is federated averaging, θ + Δ̄, to the last bit. Each parameter tensor is a parameter of the optimizer,
-so LAMB and LARS see layers; all of them are views of one vector, so everyone else sees `theta`.
+The average Δ̄ points where the clients moved, so its negative takes the gradient's place. Plain SGD at rate 1
+is then federated averaging, θ + Δ̄, to the last bit. Each parameter tensor is a parameter of the optimizer,
+so LAMB and LARS see layers. All of them are views of one vector, which other code sees as `theta`.
 
 >>> import torch
 >>> layout = Layout.of(torch.nn.Linear(2, 1))
@@ -31,9 +31,9 @@ from tacit.vector import Layout
 
 Scalar = float | int
 GROUP = "group"
-"""Begins the names of what an optimizer keeps in its groups of parameters."""
+"""Prefix for the names of state that an optimizer keeps in its parameter groups."""
 
-# LBFGS asks for losses and SparseAdam for sparse gradients; a server has neither.
+# LBFGS needs losses and SparseAdam sparse gradients; a server has neither.
 _TORCH = {
     name.lower(): kind
     for name, kind in vars(torch.optim).items()
@@ -45,11 +45,11 @@ OPTIMIZERS: dict[str, type[Optimizer]] = dict(sorted({**_TORCH, "lamb": Lamb, "l
 """Every server optimizer by name, in lower case."""
 
 OptimizerFactory = Callable[..., Optimizer]
-"""What `tacit.run(optimizer=…)` takes: called with parameters and `lr`, it makes a torch optimizer. A class
-of optimizers is one, and so is `functools.partial(CLASS, OPTIONS)`.
+"""What `tacit.run(optimizer=…)` accepts: a callable that makes a torch optimizer from parameters and `lr`,
+such as an optimizer class or `functools.partial(CLASS, OPTIONS)`.
 """
 
-# What the server decides itself: its parameters, the rate, the direction; and torch's switches for GPUs.
+# Options that the server sets itself (parameters, rate, direction), and torch's switches for GPUs.
 _OURS = {"self", "params", "lr", "maximize", "foreach", "fused", "capturable", "differentiable"}
 
 
@@ -60,7 +60,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def constant(round: int) -> float:
-    """The schedule of a rate that stays."""
+    """The schedule of a constant rate."""
     return 1.0
 
 
@@ -68,7 +68,7 @@ class ServerOptimizer:
     """An optimizer over the shared vector."""
 
     theta: Tensor
-    """The live vector, updated in place by `step`; writing to it moves the model."""
+    """The live vector, which `step` updates in place; writing to it changes the model."""
 
     def __init__(
         self,
@@ -105,7 +105,8 @@ class ServerOptimizer:
     def step(self, delta: Tensor, round: int = 0) -> None:
         """Move along `delta`, the average update, at the round's rate."""
         lr = self._lr * self._schedule(round)
-        # Flipped in place and back, which is exact: a copy would be one more vector of the model's size.
+        # The sign is flipped in place and back, which is exact; a copy would be one more vector of the
+        # model's size.
         gradient = delta.neg_()
         try:
             for segment, parameter in zip(self._segments, self._parameters, strict=True):
@@ -118,7 +119,8 @@ class ServerOptimizer:
             delta.neg_()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
-        """What `load` needs beside `theta`, by parameter and name (`"0.exp_avg"`): tensors and plain numbers.
+        """What `load` needs besides `theta`, by parameter and name (`"0.exp_avg"`): tensors and plain
+        numbers.
 
         The tensors are live; write them out before the next step.
         """
@@ -131,7 +133,7 @@ class ServerOptimizer:
                 elif value is not None:
                     scalars[f"{i}.{name}"] = value
         for i, (group, before) in enumerate(zip(self._optimizer.param_groups, self._groups, strict=True)):
-            for name, value in group.items():  # some keep their state there, beside their options
+            for name, value in group.items():  # some optimizers keep state there, next to their options
                 if isinstance(value, Tensor):
                     tensors[f"{GROUP}{i}.{name}"] = value
                 elif isinstance(value, int | float) and name != "lr" and before.get(name) != value:
@@ -139,7 +141,7 @@ class ServerOptimizer:
         return tensors, scalars
 
     def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Scalar]) -> None:
-        """Continue bit for bit where `state` was taken; `theta` is restored by its owner."""
+        """Continue bit for bit from where `state` was taken; the caller restores `theta`."""
         states: list[dict[str, Tensor | Scalar]] = [{} for _ in self._parameters]
         groups = self._optimizer.param_groups
         for key, value in {**tensors, **scalars}.items():

@@ -1,4 +1,4 @@
-"""What a step of any optimizer is but for its rule: the loss if it is asked for, then tensor by tensor."""
+"""The part of a step that all optimizers share: the loss if it is asked for, then tensor by tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ Closure = Callable[[], float]
 
 
 def move_each(optimizer: Optimizer, closure: Closure | None, move: Callable[..., None]) -> float | None:
-    """Call `move(theta, grad, **settings)` for each tensor with a gradient; what the closure returned."""
+    """Call `move(theta, grad, **settings)` for each tensor with a gradient; returns what the closure
+    returned.
+    """
     loss = None
     if closure is not None:
         with torch.enable_grad():

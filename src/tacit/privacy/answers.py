@@ -1,7 +1,7 @@
-"""From what a person knows about a run to what they want to know.
+"""Computes what a user wants to know about a run from the settings that are known.
 
-A `Question` holds the settings that were given; `answer` fills in the rest. Without a target it computes ε.
-With one, exactly one setting is left out, and it is solved for: the noise, the rounds (or participations), or
+A `Question` holds the given settings; `answer` fills in the rest. Without a target it computes ε. With a
+target, exactly one setting is missing, and it is solved for: the noise, the rounds (or participations), or
 the cohort out of a population. Errors name settings in backticks.
 
 >>> answer(Question(rate=0.05, rounds=200, delta=1e-3, target=1.0)).noise
@@ -25,21 +25,21 @@ from tacit.privacy.sampling import FixedSize, Poisson, Sampling
 from tacit.privacy.steps import batch_sampling, round_event, step_event
 
 MOST = 10**12
-"""Of clients, records and the like."""
+"""The largest number of clients, records and so on."""
 MOST_STEPS = 10**8
-"""Rounds or steps that are composed."""
+"""The most rounds or steps that are composed."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is known about a run; None where it is not."""
+    """The known settings of a run; unknown ones are None."""
 
     delta: float
     noise: float | None = None
     rate: float | None = None
     rounds: int | None = None
     target: float | None = None
-    """ε to stay within."""
+    """The ε that must not be exceeded."""
     population: int | None = None
     cohort: int | None = None
     fixed: bool = False
@@ -49,7 +49,7 @@ class Question:
     local_steps: int | None = None
     participations: int | None = None
     queries: int = 1
-    """Gradients asked on each batch."""
+    """Gradients computed on each batch."""
 
     @property
     def unit(self) -> str:
@@ -59,10 +59,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A question without gaps, and its ε."""
+    """A complete question, and its ε."""
 
     question: Question
-    """As asked, with what was solved for filled in."""
+    """As asked, plus the setting that was solved for."""
     solved: str | None
     event: SampledGaussian
     times: int
@@ -78,8 +78,8 @@ class Answer:
         return self.question.noise
 
     def warnings(self) -> list[str]:
-        """What is allowed but probably not meant."""
-        from tacit.privacy.statement import weak  # it knows all mechanisms, which a plan need not
+        """Settings that are allowed but probably not intended."""
+        from tacit.privacy.statement import weak  # it imports all mechanisms, which a plan does not need
 
         q, found = self.question, weak(self.epsilon.value)
         units = q.population if q.unit == "client" else q.examples
@@ -89,7 +89,7 @@ class Answer:
         return [f"δ = {q.delta:g} is not below 1 ÷ {units:,} {what}; choose a smaller one", *found]
 
     def closed_form(self) -> float:
-        """Noise by the DP²-FedSAM paper's formula for this ε; for comparison only."""
+        """The noise by the DP²-FedSAM paper's formula for this ε; for comparison only."""
         epsilon = self.question.target or self.epsilon.value
         return closed_form_noise(self.event.rate, self.times, epsilon, self.epsilon.delta)
 
@@ -127,12 +127,12 @@ class Answer:
 
 
 def _shown(epsilon: Epsilon) -> float:
-    """By PLD, where it has a bound."""
+    """ε by PLD, if it has a bound."""
     return epsilon.rdp if epsilon.pld is None else epsilon.pld
 
 
 def answer(question: Question) -> Answer:
-    """Solve for what is missing, and compute ε."""
+    """Solve for the missing setting, and compute ε."""
     _check(question)
     given = _with_rate(question)
     missing = _missing(given)
@@ -148,7 +148,7 @@ def answer(question: Question) -> Answer:
 
 
 def around(found: Answer) -> list[dict[str, float]]:
-    """ε around an answer: for half to twice its noise, and a quarter to four times its length."""
+    """ε near an answer: for half to twice its noise, and a quarter to four times its length."""
     cells = []
     for stronger in (0.5, 0.7, 1.0, 1.4, 2.0):
         for longer in (0.25, 0.5, 1.0, 2.0, 4.0):
@@ -194,7 +194,7 @@ def _answered(q: Question, solved: str | None) -> Answer:
 
 
 def _event(q: Question, noise: float) -> SampledGaussian:
-    """What the mechanism of such a run would charge: for a round, or for a step."""
+    """The event that such a run's mechanism charges, for a round or a step."""
     if q.unit == "example":
         assert q.examples is not None and q.batch is not None
         return step_event(q.examples, q.batch, q.queries, noise)
@@ -217,7 +217,7 @@ def _times(q: Question) -> int:
 
 
 def _with_rate(q: Question) -> Question:
-    """The sampling rate from the numbers it follows from."""
+    """The question with its sampling rate, from the numbers that determine it."""
     if q.unit == "example":
         if q.examples is not None and q.batch is not None:
             return replace(q, rate=batch_sampling(q.examples, q.batch).rate)
@@ -232,7 +232,7 @@ def _with_rate(q: Question) -> Question:
 
 
 def _missing(q: Question) -> list[str]:
-    """Settings that the answer needs and that are not known."""
+    """Unknown settings that the answer needs."""
     needed = ["noise", "rounds"]
     if q.unit == "example":
         needed = ["examples", "batch", "local_steps", "participations", "noise"]

@@ -1,16 +1,16 @@
-"""Lower bounds on ε from how well somebody guesses: an audit can say no, and never yes.
+"""Lower bounds on ε from how well an attacker guesses: an audit can refute a claim, but never prove it.
 
-A claimed (ε, δ) bounds how well anyone can tell two neighbouring data sets apart. So whoever tells them apart
-better than that has shown that the claim is false. Everything here holds with a stated confidence over the
-audit's own coins, and without any assumption about the shape of the noise.
+A claimed (ε, δ) bounds how well anyone can distinguish two neighbouring data sets. An attacker who does
+better has shown that the claim is false. All results here hold with a stated confidence over the audit's own
+coins, without any assumption about the shape of the noise.
 
-- `from_rates`: many independent trials of two worlds, and a guess for each. With the rates of true and false
-  positives bounded by Clopper and Pearson (1934), ε ≥ ln((TPR − δ)/FPR).
-- `against_curve`: the same against all that is claimed. An accountant who is told an event claims an ε for
-  every δ, and a claim of ε = 0.3 at δ = 0.1 takes far fewer trials to refute than the one at δ = 10⁻⁵ that a
-  statement speaks of: half the noise shows in the middle of a Gaussian before it shows in its tails.
-- `from_one_run`: many canaries in a single run, each there by a fair coin of its own, and guesses for those
-  the guesser is surest of (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, theorem 5.2, with its exact
+- `from_rates`: many independent trials of two worlds, and a guess for each. With the true and false positive
+  rates bounded by Clopper and Pearson (1934), ε ≥ ln((TPR − δ)/FPR).
+- `against_curve`: the same against the whole claim. For an event, an accountant claims an ε for every δ, and
+  a claim of ε = 0.3 at δ = 0.1 takes far fewer trials to refute than the one at a statement's δ = 10⁻⁵:
+  halved noise shows in the middle of a Gaussian before it shows in its tails.
+- `from_one_run`: many canaries in a single run, each present by its own fair coin, and guesses for those of
+  which the guesser is surest (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, theorem 5.2, with its exact
   p-value).
 
 >>> round(from_rates(true=900, trials_in=1000, false=50, trials_out=1000, delta=1e-5, confidence=0.95), 2)
@@ -37,7 +37,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a claimed privacy curve, and what was shown there."""
+    """One point of a claimed privacy curve, and the bound shown there."""
 
     delta: float
     claimed: float
@@ -51,7 +51,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Audit:
-    """What is claimed, and what was shown to be at least true."""
+    """The claimed ε, and the lower bound that was shown."""
 
     what: str
     claimed: float
@@ -60,18 +60,18 @@ class Audit:
     delta: float
     confidence: float
     trials: int
-    """Coins that were guessed at."""
+    """The number of coins that were guessed."""
     attack: str
-    """What the guesses were made by."""
+    """The attack that made the guesses."""
     seconds: float
     estimate: float | None = None
-    """ε if scores were Gaussian: no bound, for comparison (Andrew et al. 2024, arXiv:2302.03098)."""
+    """ε if the scores were Gaussian: not a bound, for comparison (Andrew et al. 2024, arXiv:2302.03098)."""
     curve: Point | None = None
-    """The most doubtful point of the whole claimed curve; `confidence` is for it and for `lower` together."""
+    """The most doubtful point of the whole claimed curve; `confidence` covers it and `lower` together."""
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim was shown to be false: at δ, or elsewhere on the curve that it is a point of."""
+        """Whether the claim was shown to be false, at δ or at the tested point of the curve."""
         return self.lower > self.claimed or (self.curve is not None and self.curve.refuted)
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """Both audits of a config, and what the run's guesser saw."""
+    """Both audits of a config, and what the guesser of the run saw."""
 
     mechanism: Audit
     run: Audit | None
@@ -122,15 +122,15 @@ class AuditReport:
 
 
 def percent(confidence: float) -> str:
-    """A confidence for a person to read, never rounded up to certainty."""
+    """A confidence as text, never rounded up to certainty."""
     return f"{100 * confidence:.10g} %"
 
 
 def from_rates(
     true: int, trials_in: int, false: int, trials_out: int, delta: float, confidence: float
 ) -> float:
-    """ε that holds at least, by one fixed guess: `true` of `trials_in` and `false` of `trials_out` were
-    guessed to be in.
+    """A lower bound on ε from one fixed guess: `true` of `trials_in` and `false` of `trials_out` were guessed
+    to be in.
     """
     from scipy.stats import beta
 
@@ -143,11 +143,11 @@ def from_rates(
 def from_scores(
     inside: Bools, scores: Mapping[str, Floats], delta: float, confidence: float
 ) -> tuple[float, str]:
-    """ε that holds at least, and the best attack, from each trial's coin and scores by several attacks.
+    """A lower bound on ε, and the best attack, from each trial's coin and its scores by several attacks.
 
-    The first half of the trials chooses attack, direction and threshold; the other half, of which the choice
-    knows nothing, is the evidence. A score that is not a number counts as lower than any that is. Of a
-    masked array the masked trials are left out: what masks them must not depend on coins.
+    The first half of the trials chooses attack, direction and threshold. The other half, which the choice has
+    not seen, is the evidence. A NaN score counts as lower than any other. Masked trials of a masked array are
+    left out: the mask must not depend on the coins.
     """
     best, chosen = -1.0, None
     for name, trials in _attacks(inside, scores):
@@ -163,10 +163,10 @@ def from_scores(
 def against_curve(
     inside: Bools, scores: Mapping[str, Floats], curve: Mapping[float, float], confidence: float
 ) -> Point:
-    """The most doubtful point of a claimed `curve`, δ to ε, and the ε that holds at least at that δ.
+    """The most doubtful point of a claimed `curve` (δ to ε), and the lower bound on ε at that δ.
 
-    Attack, direction, threshold and point are chosen by the first half of the trials, where the claim
-    TPR ≤ e^ε·FPR + δ fails by most standard deviations; the other half is the evidence.
+    The first half of the trials chooses attack, direction, threshold and point: those where the claim TPR ≤
+    e^ε·FPR + δ fails by the most standard deviations. The other half is the evidence.
     """
     best, chosen = -math.inf, None
     for name, trials in _attacks(inside, scores):
@@ -183,20 +183,20 @@ def against_curve(
 
 @dataclass(frozen=True)
 class _Trials:
-    """Scores of one attack, in one direction: rates of the half that chooses, and the other half's scores."""
+    """Scores of one attack, in one direction: rates in the half that chooses, and the other half's scores."""
 
     thresholds: Floats
     true: Floats
-    """How many of `n` that were in reach each threshold."""
+    """How many of the `n` trials that were in reach each threshold."""
     false: Floats
-    """How many of `m` that were out do."""
+    """How many of the `m` trials that were out reach it."""
     n: int
     m: int
     later_ins: Floats
     later_outs: Floats
 
     def shown(self, threshold: float, delta: float, confidence: float) -> float:
-        """ε that holds at least at this threshold, by the other half."""
+        """The lower bound on ε at this threshold, from the other half."""
         ins, outs = self.later_ins, self.later_outs
         true, false = int((ins >= threshold).sum()), int((outs >= threshold).sum())
         return from_rates(true, len(ins), false, len(outs), delta, confidence)
@@ -230,7 +230,7 @@ def _attacks(inside: Bools, scores: Mapping[str, Floats]) -> Iterator[tuple[str,
 
 
 def _thinned(thresholds: Floats, most: int = 300) -> Floats:
-    """The highest of them, and so many of all: there is no need to try each of a hundred thousand."""
+    """The highest thresholds, and this many of all: trying a hundred thousand is unnecessary."""
     if len(thresholds) <= 2 * most:
         return thresholds
     spread = np.linspace(0, len(thresholds) - most - 1, most).astype(np.int64)
@@ -238,10 +238,10 @@ def _thinned(thresholds: Floats, most: int = 300) -> Floats:
 
 
 def _best_threshold(trials: _Trials, delta: float) -> tuple[float, float]:
-    """The threshold above which guesses show most, as far as these trials can tell."""
+    """The threshold with the strongest evidence, as far as these trials show."""
     true, false = trials.true, trials.false
-    # Clopper and Pearson's bound, nearly: only the choice depends on it. Three deviations, since the best of
-    # many thresholds owes something to chance.
+    # Approximately Clopper and Pearson's bound: only the choice depends on it. Three deviations, since the
+    # best of many thresholds is partly due to chance.
     least = np.maximum(true - 3 * np.sqrt(true), 0) / trials.n - delta
     most = (false + 3 * np.sqrt(false) + 3) / trials.m
     shown = np.log(np.maximum(least, 1e-300) / most)
@@ -250,9 +250,9 @@ def _best_threshold(trials: _Trials, delta: float) -> tuple[float, float]:
 
 
 def _most_doubtful(trials: _Trials, delta: float, claimed: float) -> tuple[float, float]:
-    """The threshold at which TPR exceeds e^ε·FPR + δ by most standard deviations, and by how many."""
+    """The threshold at which TPR exceeds e^ε·FPR + δ by the most standard deviations, and that number."""
     ratio = math.exp(min(claimed, 300.0))
-    # One more on either side: a rate of nothing, or of everything, is not known exactly.
+    # Add one on either side: an observed rate of 0 or 1 is not known exactly.
     t, f = (trials.true + 1) / (trials.n + 2), (trials.false + 1) / (trials.m + 2)
     deviation = np.sqrt(t * (1 - t) / trials.n + ratio**2 * f * (1 - f) / trials.m)
     doubt = (t - ratio * f - delta) / deviation
@@ -261,10 +261,11 @@ def _most_doubtful(trials: _Trials, delta: float, claimed: float) -> tuple[float
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """How likely so many correct guesses are, at most, if (ε, δ) holds: Steinke et al. 2023, theorem 5.2.
+    """The largest probability of this many correct guesses if (ε, δ) holds: Steinke et al. 2023, theorem 5.2.
 
-    With δ = 0 the correct guesses are no more than a binomial with probability eᵉ/(eᵉ + 1). δ adds, for each
-    number i by which it may fall short, its probability of i or fewer ÷ i, at most, times 2·δ·canaries.
+    With δ = 0, the number of correct guesses is at most a binomial with probability eᵉ/(eᵉ + 1). δ adds
+    2·δ·canaries times the largest, over i ≥ 1, of the probability of falling short of `correct` by 1 to i,
+    divided by i.
     """
     from scipy.stats import binom
 
@@ -278,7 +279,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
 
 def from_one_run(canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
-    """ε that holds at least, if of `canaries` with fair coins `correct` of `guesses` were guessed right."""
+    """A lower bound on ε, if of `canaries` with fair coins `correct` of `guesses` were guessed right."""
     low, high = 0.0, 30.0
     if p_value(canaries, guesses, correct, low, delta) > 1 - confidence:
         return 0.0
@@ -292,14 +293,15 @@ def from_one_run(canaries: int, guesses: int, correct: int, delta: float, confid
 
 
 SHARES = ((0.5, 0.5), (0.25, 0.25), (0.1, 0.1), (0.25, 0.0), (0.1, 0.0))
-"""How many of the canaries are guessed to be in, those with the highest scores, and out, with the lowest.
-Where most are seldom drawn, a high score tells much and a low one little."""
+"""The shares of canaries guessed to be in (those with the highest scores) and out (those with the lowest). If
+most are seldom drawn, a high score is informative and a low one is not.
+"""
 
 
 def from_canaries(inside: Bools, scores: Floats, delta: float, confidence: float) -> tuple[float, int]:
-    """ε that holds at least by one run's canaries, and how many guesses showed it.
+    """A lower bound on ε from one run's canaries, and the number of guesses that showed it.
 
-    Each way to guess of `SHARES` is tried; the risk of being wrong is divided among them.
+    Each pair in `SHARES` is tried; the error probability is divided among them.
     """
     order = np.argsort(scores, kind="stable")
     level = 1 - (1 - confidence) / len(SHARES)
@@ -314,7 +316,7 @@ def from_canaries(inside: Bools, scores: Floats, delta: float, confidence: float
 
 
 def gaussian_estimate(inside: Bools, scores: Floats, delta: float) -> float | None:
-    """ε of a Gaussian mechanism whose two worlds' scores are as far apart as these: an estimate, no bound."""
+    """ε of a Gaussian mechanism whose two worlds' scores are this far apart: an estimate, not a bound."""
     from tacit.privacy.accountants import epsilon
     from tacit.privacy.events import PoissonGaussian
 

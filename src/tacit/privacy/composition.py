@@ -1,10 +1,10 @@
-"""What several runs on the same data cost together.
+"""The total cost of several runs on the same data.
 
-Ledgers know which one they are and which lines came before, so nothing is counted twice and nothing is
-lost: copies of one ledger count once as far as they agree, and both their ends count where they went on
-separately (with correlated noise, at the most that a round can cost); charges that a run carried over from
-another count once, whether or not the other is there (if it was taken along at different times and is not
-there, each time counts).
+A ledger knows its own identity and its earlier lines, so nothing is counted twice and nothing is lost. Copies
+of one ledger count once as far as they agree. Where they continued separately, both continuations count (with
+correlated noise, at the most that a round can cost). Charges that a run carried over from another count once,
+whether or not the other ledger is there. If another ledger was carried over at different times and is itself
+missing, each time counts.
 
 >>> from pathlib import Path
 >>> from tacit.privacy.events import PoissonGaussian
@@ -28,15 +28,15 @@ from tacit.privacy.ledger import Charge, Contents, Header, Part, replay
 
 @dataclass(frozen=True)
 class Composition:
-    """Charges that each count once, and what was noticed on the way."""
+    """Charges, each counted once, and remarks on what was found."""
 
     charges: list[Charge]
     notes: list[str]
 
 
 def compose(ledgers: Sequence[Contents]) -> Composition:
-    """The charges of all these ledgers together. Refuses what does not add up (units, relations,
-    simulations).
+    """The charges of all these ledgers together. Refuses ledgers that cannot be added up (different units or
+    relations, simulations).
     """
     _refuse_mixed([ledger.header for ledger in ledgers])
     notes: list[str] = []
@@ -67,9 +67,9 @@ def compose(ledgers: Sequence[Contents]) -> Composition:
         for charge in ledger.charges:
             origin = charge.carried
             if origin is None or origin.head in known.get(origin.ledger, ()):
-                continue  # its own ledger is here, and holds it
-            # The same run at two times: whether one is a part of the other, or a copy that went on by itself,
-            # its own ledger alone could tell. So both count.
+                continue  # its own ledger is here, and has the charge
+            # The same run at two times: only its own ledger could tell whether one is a part of the other, or
+            # a copy that continued by itself. So both count.
             carried[origin.ledger, origin.head] = ledger.header.data, charge
     if carried:
         total = sum(charge.carried.rounds for _, charge in carried.values() if charge.carried)
@@ -91,17 +91,17 @@ def compose(ledgers: Sequence[Contents]) -> Composition:
 
 
 def _branched(header: Header, charge: Charge) -> Charge:
-    """A charge of a copy that went on by itself: all that a round can cost, as for one that is repeated.
+    """A charge of a copy that continued by itself: the most that a round can cost, as for a repeated round.
 
-    Correlated noise charges a round for what it adds to those before it, for the client that all of them
-    together are worst for. Two continuations of the same rounds are worst for somebody else, to whom either
-    may have charged nothing. With independent noise every round costs the same.
+    Correlated noise charges a round for what it adds to the rounds before it, for the client with the largest
+    total. Two continuations of the same rounds may have different such clients, and either may have charged
+    the other's client nothing. With independent noise, every round costs the same.
     """
     return replace(charge, parts=(header.costliest,)) if header.unit == "client" else charge
 
 
 def _for_everyone(charges: Sequence[tuple[str, Charge]]) -> list[Charge]:
-    """For each population, one charge to everyone that is no less than any of its clients' total."""
+    """For each population, one charge to everyone that is at least any of its clients' total."""
     found = []
     for data in dict.fromkeys(data for data, _ in charges):
         most = replay(charge for other, charge in charges if other == data).most()

@@ -1,16 +1,16 @@
-"""Three ways to say how much noise a round gets, and what a larger population would make of it.
+"""Three conventions for a round's noise, and how it would scale to a larger population.
 
 A cohort of S clients is drawn, each update is clipped to C, and the noise can be stated on
 
 - the **sum** of the updates: σ_sum · C. This is the noise multiplier z of every accountant, and `noise`
   everywhere in this package;
-- the **average**: σ_avg · C, with σ_avg = σ_sum / S. What paper 003 calls σ_DP;
-- each **client**'s update, so that the average has the above: σ_client · C, with σ_client = σ_sum / √S.
+- the **average**: σ_avg · C, with σ_avg = σ_sum / S. Paper 003 calls it σ_DP;
+- each **client**'s update, which leads to the above on the average: σ_client · C, with σ_client = σ_sum / √S.
 
-The three are one mechanism (003, Appendix H.1; all clients weigh the same). What training feels is the noise
-on the average; what privacy needs is the noise on the sum. So if a run's model is good at some σ_avg, the
+The three describe one mechanism (003, Appendix H.1; all clients weigh the same). Training depends on the
+noise on the average; privacy depends on the noise on the sum. So if a run's model is good at some σ_avg, the
 same training with a larger cohort has a larger multiplier, and a smaller ε. That is an **extrapolation**:
-nobody trained on that population, and it is no guarantee of the run (003, Table 1).
+nobody trained on that population, and the run does not guarantee it (003, Table 1).
 
 >>> noise = to_sum(30e-6, "average", cohort=51_200)
 >>> round(noise, 3), round(from_sum(noise, 51_200)["client"], 6)
@@ -52,7 +52,7 @@ def from_sum(noise: float, cohort: float) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Scale:
-    """A population that was not trained on, and the Poisson cohort that would be drawn from it."""
+    """A hypothetical population, and the Poisson cohort that would be drawn from it."""
 
     population: int
     cohort: int
@@ -63,7 +63,7 @@ class Scale:
 
     @staticmethod
     def parse(text: str) -> Scale:
-        """From `POPULATION:COHORT`.
+        """Parse `POPULATION:COHORT`.
 
         >>> Scale.parse("1737650:51200")
         Scale(population=1737650, cohort=51200)
@@ -74,18 +74,18 @@ class Scale:
         return Scale(int(population), int(cohort))
 
     def noise(self, noise: float, cohort: float) -> float:
-        """The multiplier that leaves the noise on the average as `noise` does with `cohort` clients."""
+        """The multiplier that keeps the noise on the average as it is for `noise` and `cohort` clients."""
         return noise * self.cohort / cohort
 
     def cost(self, noise: float, cohort: float, rounds: int, delta: float) -> Epsilon:
-        """ε of `rounds` rounds here, at a run's own noise on the average; an extrapolation."""
+        """ε of `rounds` rounds on this population, at a run's own noise on the average; an extrapolation."""
         event = round_event(
             Poisson(self.cohort / self.population), self.population, self.noise(noise, cohort)
         )
         return cost(event, rounds, delta)
 
     def text(self, epsilon: Epsilon, noise: float, rounds: int) -> str:
-        """One line that cannot be taken for a guarantee."""
+        """One line that cannot be mistaken for a guarantee."""
         share = 1 / self.population
         loose = f" δ is not below 1/{self.population:,}: too large for so many." * (epsilon.delta >= share)
         return (

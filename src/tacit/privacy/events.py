@@ -1,9 +1,9 @@
-"""Events: one private access to the data, as tagged data that a ledger writes and an accountant reads.
+"""Events: one private access to the data, as tagged data that ledgers write and accountants read.
 
-An event is a frozen dataclass with a `kind`, its name in a ledger. Its class says everything else about it:
-which neighbouring relation its guarantee speaks of, what it is in dp_accounting's words, and when it
-certainly costs no less than another. A new mechanism whose accesses are of another sort adds a class here,
-or beside itself, with `@event`; ledgers, accountants and totals need no change.
+An event is a frozen dataclass with a `kind`, its name in a ledger. Its class defines everything else about
+it: the neighbouring relation of its guarantee, its form in dp_accounting, and when it certainly costs at
+least as much as another event. A new mechanism with another kind of access adds a class, here or in its own
+file, with `@event`; ledgers, accountants and totals need no change.
 
 >>> PoissonGaussian(rate=0.1, noise=1.0).relation
 'add-remove'
@@ -21,31 +21,31 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 Relation = Literal["add-remove", "replace-one"]
-"""Which data sets are neighbours: one unit is there or not there, or one is replaced by another."""
+"""Which data sets are neighbours: one unit is added or removed, or one is replaced by another."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What all events have. Numbers are checked when an event is made, so a ledger cannot hold nonsense."""
+    """The base of all events. Numbers are checked when an event is made, so a ledger cannot hold invalid
+    ones.
+    """
 
     kind: ClassVar[str]
     relation: ClassVar[Relation]
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Sorts events of all kinds."""
+        """A sort key for events of all kinds."""
         return self.kind, *(getattr(self, field.name) for field in fields(self))
 
     def dp_event(self) -> Any:
-        """The same access as a `dp_accounting.DpEvent`; one that no accountant supports unless a class says
-        more.
-        """
+        """The same access as a `dp_accounting.DpEvent`; by default one that no accountant supports."""
         from tacit.privacy.library import dp_accounting
 
         return dp_accounting.UnsupportedDpEvent()
 
     def dominates(self, other: Event) -> bool:
-        """Whether this one certainly costs at least as much as `other`."""
+        """Whether this event certainly costs at least as much as `other`."""
         return self == other
 
     def joined(self, other: Event) -> Event:
@@ -58,8 +58,8 @@ class Event:
 
 
 LEAST, MOST = 1e-50, 1e100
-"""Noise whose square the accountants can compute with. Less counts as none, and more as this: ε can only be
-overstated.
+"""The range of noise whose square the accountants can compute with. Less noise counts as none, and more as
+the maximum: ε can only be overstated.
 """
 
 E = TypeVar("E", bound=type[Event])
@@ -68,7 +68,7 @@ EVENTS: dict[str, type[Event]] = {}
 
 
 def event(cls: E) -> E:
-    """Make a class of events known to ledgers."""
+    """Register a class of events for ledgers."""
     if EVENTS.setdefault(cls.kind, cls) is not cls:
         raise ValueError(f"two classes of events are called {cls.kind!r}")
     return cls
@@ -114,8 +114,8 @@ class PoissonGaussian(Event):
 class FixedSizeGaussian(Event):
     """`size` of `population` units without replacement; their sum gets N(0, (noise·C)²).
 
-    dp_accounting's bound takes the standard deviation ÷ the *sensitivity*, which is 2C when a unit is
-    replaced: hence the half.
+    dp_accounting's bound takes the standard deviation ÷ the *sensitivity*. The sensitivity is 2C when a unit
+    is replaced, hence the factor of one half.
     """
 
     size: int
@@ -154,12 +154,12 @@ class FixedSizeGaussian(Event):
 @event
 @dataclass(frozen=True)
 class MatrixRow(Event):
-    """A round of a matrix mechanism: with it, the squared sensitivity of all rounds together grew by
+    """A round of a matrix mechanism, which increased the squared sensitivity of all rounds together by
     `square`.
 
-    Each round's sum gets noise that is correlated with that of others: C⁻¹z, z independent N(0, (noise·C)²).
-    Privacy is that of Cx + z, one Gaussian query; squares of its rounds add up, as those of several queries
-    do (`tacit.privacy.matrices`).
+    Each round's sum gets noise that is correlated with that of other rounds: C⁻¹z, z independent N(0,
+    (noise·C)²). The privacy is that of Cx + z, one Gaussian query; the squares of its rounds add up, as those
+    of several queries do (`tacit.privacy.matrices`).
     """
 
     noise: float
@@ -174,7 +174,7 @@ class MatrixRow(Event):
 
     @property
     def as_gaussian(self) -> PoissonGaussian:
-        """The Gaussian query that costs the same."""
+        """The Gaussian query with the same cost."""
         return PoissonGaussian(1.0, self.noise / math.sqrt(self.square))
 
     def dp_event(self) -> Any:
@@ -190,7 +190,7 @@ class MatrixRow(Event):
 
 
 def unsampled(event: Event) -> PoissonGaussian | None:
-    """The event as a Gaussian query on everyone, if it is one."""
+    """The event as a Gaussian query on all units; None if it is not one."""
     if isinstance(event, MatrixRow):
         return event.as_gaussian
     return event if isinstance(event, PoissonGaussian) and event.rate == 1 else None
@@ -199,14 +199,14 @@ def unsampled(event: Event) -> PoissonGaussian | None:
 SampledGaussian = PoissonGaussian | FixedSizeGaussian
 
 Spend = Mapping[Event, int]
-"""Events and how often each happened, in any (adaptive) order."""
+"""How often each event happened, in any (adaptive) order."""
 
 
 _TYPES: dict[Any, dict[str, type]] = {}
 
 
 def _types(cls: type[Event]) -> dict[str, type]:
-    """What each of an event's numbers must be: an int or a float. A ledger asks thousands of times."""
+    """The type of each of an event's numbers: int or float. Cached: a ledger asks thousands of times."""
     if cls not in _TYPES:
         hints = get_type_hints(cls)
         _TYPES[cls] = {field.name: hints[field.name] for field in fields(cls)}
@@ -220,7 +220,7 @@ def plain_event(event: Event) -> dict[str, Any]:
 
 
 def read_event(plain: Mapping[str, Any]) -> Event:
-    """The event that `plain_event` wrote. ValueError if a key or a type is not exactly as it must be."""
+    """The event that `plain_event` wrote. ValueError unless every key and type is exactly right."""
     cls = EVENTS.get(plain.get("kind", ""))
     if cls is None:
         raise ValueError(f"no event is of kind {plain.get('kind')!r}")

@@ -1,7 +1,7 @@
-"""Which noise suits a fleet: the same clients, rounds and budget under each mechanism.
+"""Compares mechanisms for a fleet: the same clients, rounds and budget under each kind of noise.
 
-What a model feels of the noise is its sum over rounds: `error` is the root mean square, over rounds, of the
-noise in that sum, divided by the cohort: the deviation of a coordinate, for a clipping norm of 1.
+The noise in a model is its sum over rounds. `error` is the root mean square, over rounds, of the noise in
+that sum, divided by the cohort: the deviation of one coordinate, for a clipping norm of 1.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tacit.privacy.sampling import FixedSize, Poisson, Sampling
 
 @dataclass(frozen=True)
 class Suited:
-    """One mechanism, with the least noise that keeps the budget."""
+    """One mechanism, with the least noise that stays within the budget."""
 
     kind: str
     secret_sampling: bool
-    """Whether the guarantee counts on nobody knowing who took part."""
+    """Whether the guarantee requires that nobody knows who took part."""
     noise: float
-    """Multiplier of z."""
+    """The multiplier of z."""
     buffers: int
-    """Vectors as long as the model that the server remembers."""
+    """Vectors of the model's length that the server stores between rounds."""
     error: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,8 +41,8 @@ class Suited:
 def compare_mechanisms(
     population: int, cohort: int, rounds: int, epsilon: float, delta: float, kinds: Collection[str]
 ) -> list[Suited]:
-    """Independent noise and these `kinds`, for the same fleet and budget: clients in turn first, then
-    Poisson cohorts.
+    """Independent noise and these `kinds`, for the same fleet and budget: first with clients in turn, then
+    with Poisson cohorts.
     """
     if not 1 <= cohort <= population:
         raise UserError(f"`cohort` {cohort:,} of `population` {population:,} cannot be drawn")
@@ -55,7 +55,7 @@ def compare_mechanisms(
         made = made.calibrated(Workload(population), rounds)
         matrix = made.matrix(population)
         return Suited(
-            kind=made.kind if matrix.buffers else "independent",  # one band is a matrix that does nothing
+            kind=made.kind if matrix.buffers else "independent",  # one band is the identity matrix
             secret_sampling=isinstance(sampling, Poisson),
             noise=made.noise,
             buffers=matrix.buffers,
@@ -84,8 +84,8 @@ def in_turns(
     noise: float | None,
     epsilon: float | None,
 ) -> dict[str, Any]:
-    """No sampling at all: clients take turns, under correlated noise of this kind. ε of a noise, or the least
-    noise for ε; with what a model feels of it.
+    """A plan without sampling: clients take turns, under correlated noise of this kind. Computes ε for given
+    noise, or the least noise for given ε, and the error that the model gets from it.
     """
     if not 1 <= cohort <= population:
         raise UserError(f"`cohort` {cohort:,} of `population` {population:,} cannot be drawn")

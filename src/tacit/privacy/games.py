@@ -1,8 +1,8 @@
-"""The mechanism itself on trial: worst-case canaries through the code that a run uses, many at a time.
+"""Audits the mechanism itself: worst-case canaries through the code that a run uses, many at a time.
 
-A canary is a client (or a record) that is there by a fair coin. Each has a coordinate of its own in every
-layer of every upload, and sends as much there as floats allow, so that only the clip bounds it. Canaries do
-not share coordinates, so one release is as many independent trials as there are canaries. Everything goes
+A canary is a client (or a record) that is present by a fair coin. Each has its own coordinate in every layer
+of every upload, and sends a value there as large as floats allow, so only the clip bounds it. Canaries do not
+share coordinates, so one release gives as many independent trials as there are canaries. Everything goes
 through the mechanism's own `sample`, `bounding(…).add_` and `release`; at example level through `batches`,
 `ClippedGradient` and `privatize_`.
 
@@ -12,22 +12,22 @@ through the mechanism's own `sample`, `bounding(…).add_` and `release`; at exa
 >>> found.refuted, 1 < found.lower < found.claimed < 20
 (False, True)
 
-A round that is charged as an event is claimed to be private along the event's whole curve, δ by δ. So the
-claim is tried at the statement's δ, which gives the bound that is told, and where it is most doubtful.
+A round charged as an event is claimed to be private along the event's whole curve, for every δ. So the claim
+is tested at the statement's δ, which gives the reported bound, and at the most doubtful point of the curve.
 
-What the guesser looks at (the best is chosen by one half of the trials and judged by the other):
+What the guesser uses (one half of the trials chooses the best, the other half evaluates it):
 
-- *what came out* where the canary is, in each layer of each upload, and all of them together;
+- *the output* at the canary's place, in each layer of each upload, and all of them together;
 - the same minus *another release* without any client: the next round's, a second attempt's, and a repetition
-  of this very call with the clock stopped and all of Python's, NumPy's and torch's generators set back. It
-  hides nothing if noise is used twice, or comes from a name, a seed or the time;
-- the same for those whom *a second draw of the cohort*, under the same circumstances, expects to be there:
-  this is the whole mechanism without amplification, if sampling is not secret;
-- *how strong the noise is* where nobody sends anything: it must not tell how many took part.
+  of this very call with the clock stopped and all generators of Python, NumPy and torch restored. This
+  exposes noise that is used twice, or that comes from a name, a seed or the time;
+- the same for canaries that *a second draw of the cohort*, under the same circumstances, expects to be
+  present: if sampling is not secret, this tests the whole mechanism without amplification;
+- *the strength of the noise* where nobody sends anything: it must not reveal how many took part.
 
-Where noise differs by layer, the game's own layers get the least and the most of it.
+Where noise differs by layer, the game's own layers get the smallest and the largest of it.
 
-What it cannot see: a leak beside the release (metrics, files, time), or outside these functions.
+What it cannot detect: a leak beside the release (metrics, files, time), or outside these functions.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ from tacit.privacy.sampling import FixedSize
 from tacit.vector import Flat, Layout, Vectors
 
 CANARIES = 256
-"""In one release, where the mechanism does not ask for more clients."""
+"""Canaries in one release, unless the mechanism asks for more clients."""
 QUIET = 128
-"""Coordinates of each upload where nobody sends anything."""
+"""Coordinates of each upload in which nobody sends anything."""
 HUGE = 1e6
 """How much a canary sends, in clipping norms."""
 DELTAS = (0.4, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003, 0.001)
-"""Where else on its curve a claim is tried."""
+"""Other δ on the claimed curve at which a claim is tested."""
 AGREED = "everything, where a second draw agrees"
-"""The trials that a second draw leaves are chosen without their coins, and secret sampling is as independent
-of a second draw as of anything: the claim holds for them as for all.
+"""The trials that a second draw keeps are chosen without looking at their coins, and secret sampling is
+independent of a second draw: the claim holds for them as for all trials.
 """
 STATE = "state"
-"""A second upload beside the update, such as a control variate."""
+"""A second upload besides the update, such as a control variate."""
 
 Scores = dict[str, Floats]
 
@@ -82,7 +82,7 @@ def audit_mechanism(
     population: int | None = None,
     rate: float = 0.5,
 ) -> Audit:
-    """A lower bound on ε of one round (at example level: of one step) of a mechanism, beside what is charged.
+    """A lower bound on ε of one round (at example level, one step) of a mechanism, beside what is charged.
 
     `population`: clients. `rate`: the share of a client's records in a batch (example level).
 
@@ -90,7 +90,7 @@ def audit_mechanism(
     """
     if not mechanism.noise:
         raise UserError("privacy.noise is 0: nothing is claimed, so there is nothing to audit")
-    if mechanism.clip.weights:  # they are of layers that are not here
+    if mechanism.clip.weights:  # these weights are for layers that the game does not have
         mechanism = replace(mechanism, clip=replace(mechanism.clip, weights={}))
     if mechanism.simulated:
         mechanism = replace(mechanism, entropy="os")
@@ -108,7 +108,7 @@ def audit_mechanism(
     tests = [(inside, {name: _joined([scores[name] for _, scores in played]) for name in played[0][1]})]
     if isinstance(game, _ClientGame):
         tests.append(game.energies(min(max(64, trials // 4), 2000)))
-    # Several tests of the same claim, at δ and along the curve: each gets its share of the risk.
+    # Several tests of the same claim, at δ and along the curve: each gets its share of the error probability.
     level = 1 - (1 - confidence) / len(tests) / 2
     lower, attack = max(from_scores(coins, scores, mechanism.delta, level) for coins, scores in tests)
     points = [against_curve(coins, scores, game.curve, level) for coins, scores in tests]
@@ -128,7 +128,8 @@ class _ClientGame:
     """Whole clients as canaries."""
 
     def __init__(self, mechanism: Mechanism, population: int | None) -> None:
-        # A fixed cohort out of very many clients: the same share of fewer. Poisson cohorts do not mind.
+        # A fixed cohort out of very many clients becomes the same share of fewer. Poisson cohorts need no
+        # change.
         wanted = min(population or CANARIES, 4096)
         sampling = mechanism.sampling
         if isinstance(sampling, FixedSize):
@@ -152,7 +153,7 @@ class _ClientGame:
         self.curve = {d: totals.worst(d).epsilon.value for d in (mechanism.delta, *DELTAS)}
 
     def play(self, number: int) -> tuple[Bools, Scores]:
-        """One release with a canary in every client; coins, and each attack's score for each canary."""
+        """One release with every client a canary; returns coins, and each attack's score for each canary."""
         n = self.workload.population
         coins = np.random.default_rng().random(n) < 0.5
         with _same_circumstances():
@@ -182,7 +183,7 @@ class _ClientGame:
         return coins, scores
 
     def _released(self, cohort: Ids, coins: Bools, round: int, attempt: int) -> list[Floats]:
-        """What is released at each canary's place, for each piece of the uploads."""
+        """The release at each canary's place, for each piece of the uploads."""
         mechanism, workload = self.mechanism, self.workload
         state = _state_of(mechanism, self.sizes, round, workload)
         bounding = mechanism.bounding(state, self.sizes, self.layout, len(cohort))
@@ -209,8 +210,8 @@ class _ClientGame:
         return upload
 
     def energies(self, trials: int) -> tuple[Bools, Scores]:
-        """How strong the noise is, in trials with one other client, and a canary that sends zeros or is not
-        there (its upload not finite, where one takes another's place).
+        """The strength of the noise, in trials with one other client and a canary that sends zeros or is
+        absent (its upload is not finite, under the replace relation).
         """
         workload, sizes = self.workload, {"delta": QUIET}
         coins = np.random.default_rng().random(trials) < 0.5
@@ -236,8 +237,8 @@ class _ClientGame:
 
 
 def _fitted(mechanism: Mechanism, sizes: dict[str, int], layout: Layout) -> Mechanism:
-    """The same for the layers that are here: of noise by layer, the least on the first and the most on the
-    others.
+    """The mechanism for the layers in the game: with noise by layer, the first gets the least and the others
+    the most.
     """
     if not isinstance(mechanism, LayeredNoise):
         return mechanism
@@ -260,7 +261,7 @@ class _RecordGame:
         self.curve = {d: epsilon(spend, d).value for d in (mechanism.delta, *DELTAS)}
 
     def play(self, number: int) -> tuple[Bools, Scores]:
-        """One step on canaries; coins, and each attack's score for each of them."""
+        """One step on canaries; returns coins, and each attack's score for each canary."""
         mechanism, name = self.mechanism, (1, 0, number, 0)
         coins = np.random.default_rng().random(CANARIES) < 0.5
         with _same_circumstances():
@@ -316,7 +317,7 @@ def _huge_losses(bound: float) -> Callable[[nn.Module, dict[str, Tensor]], Tenso
 
 
 def _state_of(mechanism: Mechanism, sizes: dict[str, int], round: int, workload: Workload) -> State:
-    """The mechanism's state before a round in which, and before which, nobody sent anything."""
+    """The mechanism's state before a round, if nobody has sent anything so far."""
     state = mechanism.init()
     for earlier in range(round):
         empty: Vectors = {name: torch.zeros(size, dtype=torch.int64) for name, size in sizes.items()}
@@ -326,7 +327,9 @@ def _state_of(mechanism: Mechanism, sizes: dict[str, int], round: int, workload:
 
 @contextmanager
 def _same_circumstances() -> Iterator[None]:
-    """What somebody else can know or set: the clock, and every generator but the operating system's."""
+    """Inside this context, all that others can know or set is the same each time: the clock, and every
+    generator except the operating system's.
+    """
     saved = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002

@@ -1,43 +1,46 @@
-"""Whole numbers distributed as a rounded Gaussian: noise without a structure to find.
+"""Whole numbers distributed as a rounded Gaussian: noise without exploitable structure.
 
 `add_rounded_gaussian_(total, std, bits)` adds R = ⌊σ Z + ½⌋, Z standard normal, to each coordinate of a
 vector of whole numbers.
 
-Why rounded. For a whole number x and a real Gaussian N, round(x + N) = x + round(N). So the sum that is
-released is a function of x + N alone: it is *post-processing of the real Gaussian mechanism*, and what an
-accountant proves for real Gaussians holds for the very bits that are released. There is no lattice, no
-missing tail and no rounding that depends on the data (Mironov 2012 and Haney et al. 2022, arXiv:2207.10635,
-show what happens otherwise).
+Why rounded. For a whole number x and a real Gaussian N, round(x + N) = x + round(N). So the released sum is a
+function of x + N alone: it is *post-processing of the real Gaussian mechanism*. What an accountant proves for
+real Gaussians therefore holds for the very bits that are released. There is no lattice, no missing tail and
+no rounding that depends on the data (Mironov 2012 and Haney et al. 2022, arXiv:2207.10635, show what happens
+otherwise).
 
-How it is sampled. As a sum of steps and of what is left above them. The number line is cut into cells of
-W = 2ᵏ whole numbers, σ/128 < W ≤ σ/64. Of the 2¹⁶ values of a 16-bit word, c_h belong to cell h, no more than
+How it is sampled: as a mixture of steps (a step function below p) and the remainder above them. The number
+line is cut into cells of W = 2ᵏ whole numbers, σ/128 < W ≤ σ/64. Of the 2¹⁶ values of a 16-bit word, c_h
+belong to cell h, with c_h so small that
 
-    c_h / 2¹⁶ ≤ W · p(x)   for every x in the cell,     p(x) = P(R = x),
+    c_h / 2¹⁶ ≤ W · p(x)   for every x in the cell,     p(x) = P(R = x).
 
-allow. A word of a cell is followed by k bits that say which of its numbers it is: a look into a table and an
-addition, nothing to compare and nothing rejected. That gives x with probability c_h/(2¹⁶W). What is missing,
+A word of a cell is followed by k bits that select one of the cell's numbers: one table lookup and one
+addition, no comparison and no rejection. That gives x with probability c_h/(2¹⁶W). The missing probability,
 
     r(x) = p(x) − c_h / (2¹⁶ W) ≥ 0,
 
 adds up to 1 − Σc_h/2¹⁶, which is the probability of the words that belong to no cell: about one in a hundred.
-For those the number is drawn from r ÷ Σr, so all in all x has probability p(x), whatever the c_h are.
+For those words the number is drawn from r ÷ Σr. In total x has probability p(x), whatever the c_h are.
 
-From r it is drawn by rejection: cell h is proposed with probability n_h/2⁶³, a number in it uniformly, and
-the number x is accepted with probability
+Drawing from r uses rejection: cell h is proposed with probability n_h/2⁶³, a number in it uniformly, and the
+number x is accepted with probability
 
     α(x) = K · W · 2⁶³ · r(x) / n_h,
 
-where n_h is a whole number so large that α ≤ 1 everywhere in the cell and K is a constant. What is accepted
-has exactly the distribution r ÷ Σr, whatever the n_h are. Both tails beyond 9 σ are proposed likewise, as one
-cell each, and then drawn by inversion with as many bits as it takes: they have no end. r(x) is enclosed
-between two numbers, and where u, the uniform number that accepts or rejects, falls in between, mpmath
-computes p(x) with ever more digits, and u gets ever more bits, until the two are apart.
+where n_h is a whole number large enough that α ≤ 1 everywhere in the cell, and K is a constant. Accepted
+numbers have exactly the distribution r ÷ Σr, whatever the n_h are. Both tails beyond 9 σ are proposed in the
+same way, as one cell each. A number in a tail is then drawn by inversion with as many bits as needed, since
+the tails have no end. r(x) is enclosed between two bounds. If u, the uniform number that accepts or rejects,
+falls between them, mpmath computes p(x) with ever more digits, and u gets ever more bits, until the two are
+apart.
 
-What is proved, and what is assumed:
+What is proved and what is assumed:
 
 - proved: the result has exactly the rounded Gaussian's distribution, for uniform bits;
-- assumed: float64 `exp` and `erfc` err by less than 10⁻¹¹ relative to their result (libraries keep 10⁻¹⁵),
-  mpmath's erfc by less than 2⁻³² of its working precision, and AES is a cipher (`tacit.privacy.bits`).
+- assumed: float64 `exp` and `erfc` err by less than 10⁻¹¹ relative to their result (libraries achieve 10⁻¹⁵),
+  mpmath's erfc errs by less than 2⁻³² of its working precision, and AES is a secure cipher
+  (`tacit.privacy.bits`).
 
 >>> import torch
 >>> total = torch.zeros(5, dtype=torch.int64)
@@ -64,27 +67,27 @@ from tacit.lazy import Tensor, torch
 from tacit.privacy.bits import Bits
 
 STRETCH = 1 << 18
-"""Coordinates of one stream."""
+"""How many coordinates share one stream."""
 BLOCK = 1 << 16
-"""Coordinates at a time: few enough for the cache, and enough for what a call of numpy takes by itself."""
+"""Coordinates processed at a time: few enough for the cache, enough to amortise the cost of a numpy call."""
 LARGEST_STD = 2.0**36
-"""So that a number in a cell has at most 30 bits, and half a word is enough."""
+"""This bound keeps a number in a cell within 30 bits, so that half a word is enough."""
 SMALLEST_DELTA = 2.0**-100
 """δ below this would be a claim about the cipher rather than about the noise."""
 
 _STEPS = 16
-"""Bits that say which cell, if any."""
+"""Bits that select the cell, if any."""
 _WHOLE = 1 << 63
 _REACH = 9
 """Standard deviations covered by cells."""
 _GUIDE = 14
-"""Bits of a proposal that nearly always decide the entry."""
+"""Bits of a proposal that nearly always determine the entry."""
 _UNIFORM = 32
-"""Bits of u at first."""
+"""How many bits of u are drawn at first."""
 _MARGIN = 1e-11
-"""Relative error that is allowed for in float64 results."""
+"""Relative error that is assumed for float64 results."""
 _PRECISION = Lock()
-"""mpmath's working precision belongs to the whole process; one thread at a time may change it."""
+"""mpmath's working precision is global to the process; only one thread at a time may change it."""
 
 
 def add_rounded_gaussian_(total: Tensor, std: float, bits: Bits) -> None:
@@ -96,7 +99,7 @@ def add_rounded_gaussian_(total: Tensor, std: float, bits: Bits) -> None:
         raise TypeError(f"noise is added to whole numbers in int64 or float64, not to {total.dtype}")
     if std == 0:
         return
-    if total.device.type != "cpu":  # drawn on the host, whose generator it is, and copied once
+    if total.device.type != "cpu":  # drawn on the host, which has the generator, and copied once
         draws = torch.from_numpy(rounded_gaussian(total.numel(), std, bits))
         total.view(-1).add_(draws.to(total.device))
         return
@@ -115,10 +118,11 @@ def for_each_stretch(
     use: Callable[[int, NDArray[np.int64]], None],
     out: NDArray[np.int64] | None = None,
 ) -> None:
-    """Call `use(start, draws)` with `count` draws in all, a stretch at a time; each has a stream of its own.
+    """Call `use(start, draws)` for `count` draws in total, one stretch at a time; each stretch has its own
+    stream.
 
-    `out`: where all of them are to be kept. On one thread: what Python's threads spend on handing each other
-    the interpreter's lock, between calls of some microseconds, is as much as they share (measured).
+    `out`: an array that keeps all draws. Runs on one thread: between calls of some microseconds, Python's
+    threads would spend as much time on handing over the interpreter's lock as they would save (measured).
     """
     if not 0 < std <= LARGEST_STD:
         raise UserError(f"noise of {std:g} grid units cannot be sampled exactly; lower the noise multiplier")
@@ -143,8 +147,8 @@ def rounded_gaussian(count: int, std: float, bits: Bits) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _Table:
-    """What is needed to draw with one σ. Cell i holds the whole numbers from (i − H)·W up; the last two
-    entries of `proposed`, `ends` and `scale` are the tails.
+    """The precomputed data for one σ. Cell i holds the whole numbers from (i − H)·W up; the last two entries
+    of `proposed`, `ends` and `scale` are the tails.
     """
 
     std: float
@@ -153,7 +157,9 @@ class _Table:
     half: int
     """H: cells to either side of 0."""
     first: NDArray[np.int32] | NDArray[np.int64]
-    """The first number of the cell that a 16-bit word belongs to; c_h times that of cell h, in order."""
+    """The first number of the cell that a 16-bit word belongs to; cell h's number is repeated c_h times, in
+    order.
+    """
     covered: int
     """Σc_h; words from here on belong to no cell."""
     steps: NDArray[np.float64]
@@ -161,15 +167,15 @@ class _Table:
     keep: float
     """K."""
     accepted: float
-    """The share of what is proposed that is accepted: K · Σr."""
+    """The share of proposals that are accepted: K · Σr."""
     proposed: NDArray[np.uint64]
     """n_h of every cell, and of the upper and the lower tail."""
     ends: NDArray[np.uint64]
     """Running sums of `proposed`: entry i is proposed by numbers below ends[i] and not below ends[i − 1]."""
     guide: NDArray[np.int16]
-    """The entry that all numbers with these first bits propose, or −1; faster than a search."""
+    """The entry that all numbers with these first bits propose, or −1 if several; faster than a search."""
     scale: NDArray[np.float64]
-    """α(x) ÷ r(x) in each cell; 0 for the tails, and for what proposes nothing."""
+    """α(x) ÷ r(x) in each cell; 0 for the tails, and for entries that are never proposed."""
 
 
 @lru_cache(maxsize=16)
@@ -180,19 +186,19 @@ def _table(std: float) -> _Table:
     first = np.arange(-half, half) * width
     last = first + (width - 1)
     near, far = np.where(first < 0, last, first), np.where(first < 0, first, last)
-    most, least = _mass(near, std)[1], _mass(far, std)[0]  # p falls with distance from 0
+    most, least = _mass(near, std)[1], _mass(far, std)[0]  # p decreases with distance from 0
     counts = np.floor(least * (1 - _MARGIN) * (width << _STEPS))
     steps = counts / (width << _STEPS)
     covered = int(counts.sum())
     narrow = half * width < 2**31
     numbers = np.repeat(first.astype(np.int32 if narrow else np.int64), counts.astype(np.int64))
-    left = most * (1 + _MARGIN) - steps  # at least r, for rounding is far below the margin
+    left = most * (1 + _MARGIN) - steps  # at least r, since rounding is far below the margin
     tail = float(_tail(half * width, std)) * (1 + _MARGIN)
     keep = 1 / ((float(left.sum()) * width + 2 * tail) * (1 + 2.0**-20))
-    # At least one: with very little noise, float64 has no number for what a far cell's chance is.
+    # At least one: with very little noise, a far cell's probability underflows in float64.
     sizes = [max(1, math.ceil(value * (1 + _MARGIN))) for value in keep * width * _WHOLE * left]
     upper = max(1, math.ceil(keep * _WHOLE * tail))
-    lower = upper  # the numbers below −H·W are fewer, so this is enough
+    lower = upper  # the lower tail has fewer numbers, so this suffices
     proposed = np.array([*sizes, upper, lower], np.uint64)
     ends = np.cumsum(proposed, dtype=np.uint64)
     starts = np.arange(1 << _GUIDE, dtype=np.uint64) << np.uint64(63 - _GUIDE)
@@ -217,10 +223,10 @@ def _table(std: float) -> _Table:
 
 
 def _mass(x: NDArray[np.int64], std: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Two numbers between which p(x) = P(⌊σZ + ½⌋ = x) lies."""
+    """A lower and an upper bound of p(x) = P(⌊σZ + ½⌋ = x)."""
     size = np.abs(x).astype(np.float64)
     if std < 512:
-        # x ≥ 1: a difference of two tails; at 0 it is the whole less both.
+        # For x ≥ 1, a difference of two tails; at 0, the whole minus both.
         edges = np.stack([size - 0.5, size + 0.5]) / (std * math.sqrt(2.0))
         lower, upper = torch.erfc(torch.from_numpy(edges)).numpy()
         p = (lower - upper) / 2
@@ -235,7 +241,7 @@ def _mass(x: NDArray[np.int64], std: float) -> tuple[NDArray[np.float64], NDArra
 
 
 def _tail(start: int, std: float) -> mpmath.mpf:
-    """P(R ≥ start), for start > 0, to the precision that mpmath works with."""
+    """P(R ≥ start) for start > 0, to mpmath's working precision."""
     return mpmath.erfc((start - mpmath.mpf(0.5)) / mpmath.mpf(std) / mpmath.sqrt(2)) / 2
 
 
@@ -248,7 +254,7 @@ def _draw_(x: NDArray[np.int64], table: _Table, bits: Bits) -> None:
     for start in range(0, len(x), BLOCK):
         part = x[start : start + BLOCK]
         words = _uniform(bits, len(part), np.uint16)
-        part[:] = words  # as indices, in the place of what they choose
+        part[:] = words  # words as indices, overwritten by what they select
         numbers = table.first.take(part, mode="wrap")
         if table.shift:
             numbers += _inside(bits, len(part), table.shift)
@@ -272,7 +278,7 @@ def _uniform(bits: Bits, count: int, kind: type[np.uint16 | np.uint32]) -> NDArr
 
 
 def _above_steps(count: int, table: _Table, bits: Bits) -> NDArray[np.int64]:
-    """`count` draws from r ÷ Σr: of proposals, the first so many that are accepted."""
+    """`count` draws from r ÷ Σr: the first `count` proposals that are accepted."""
     found = [np.empty(0, np.int64)]
     while count > 0:
         x, accepted = _proposed(math.ceil(count / table.accepted) + 8, table, bits)
@@ -295,7 +301,7 @@ def _proposed(count: int, table: _Table, bits: Bits) -> tuple[NDArray[np.int64],
     scale = table.scale[entry]  # 0 for the tails, and beyond
     low, high = low * (1 - _MARGIN) - steps, high * (1 + _MARGIN) - steps
     accepted = uniforms + 2.0**-_UNIFORM <= low * scale * (1 - _MARGIN)
-    # Not where both are 0: a chance that float64 has no number for.
+    # Not where both are 0: there float64 underflows.
     rejected = (uniforms > high * scale * (1 + _MARGIN)) & (scale > 0)
     rejected |= entry >= len(table.proposed)
     for place in np.flatnonzero(~(accepted | rejected)):
@@ -305,9 +311,9 @@ def _proposed(count: int, table: _Table, bits: Bits) -> tuple[NDArray[np.int64],
 
 
 def _decided(entry: int, x: int, uniform: _Uniform, table: _Table, bits: Bits) -> tuple[int, bool]:
-    """A number and whether it is accepted, decided by as many digits and bits as it takes.
+    """A number and whether it is accepted, decided with as many digits and bits as needed.
 
-    A step is below p by a share of `_MARGIN` at least, so that r has at most 37 digits fewer than p.
+    A step is below p by at least a share of `_MARGIN`, so r has at most 37 digits fewer than p.
     """
     std, width, cells = table.std, 1 << table.shift, 2 * table.half
     factor = table.keep, _WHOLE, int(table.proposed[entry])
@@ -349,7 +355,7 @@ def _beyond(start: int, std: float, bits: Bits) -> int:
 
 
 class _Uniform:
-    """A uniform number of which ever more bits are looked at, as questions need them."""
+    """A uniform number whose bits are drawn only as comparisons need them."""
 
     def __init__(self, first: int, width: int, bits: Bits) -> None:
         self._number, self._width, self._bits = first, width, bits  # in [number, number + 1) / 2^width

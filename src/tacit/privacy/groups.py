@@ -1,14 +1,14 @@
-"""ε for a group: a person with k records, or who is k clients.
+"""ε for a group: a person with k records, or a person who is k clients.
 
-Unit: k of the mechanism's units, all there or all not there. Group privacy by k·ε is a bound for every
-mechanism and a poor one for Gaussians, so it is computed from the events:
+Unit: k of the mechanism's units, all present or all absent. Group privacy by k·ε is a bound for every
+mechanism, but a poor one for Gaussians, so ε is computed from the events:
 
 - without sampling, k units move a sum k times as far: the noise multiplier is divided by k, exactly;
-- under Poisson sampling the number of those who join is binomial, and the worst case of the whole group is a
-  mixture of Gaussians, shifted by i with the binomial's probability of i (Ganesh 2024, arXiv:2401.10294),
-  which dp_accounting composes as privacy-loss distributions;
-- for cohorts of a fixed size there is no such bound at hand: (ε′, δ′) for one unit gives kε′ at
-  δ′(eᵏᵉ − 1)/(eᵉ − 1) for k, with the ε′ and δ′ that fit.
+- under Poisson sampling the number of units that join is binomial. The worst case of the whole group is a
+  mixture of Gaussians, shifted by i with the binomial probability of i (Ganesh 2024, arXiv:2401.10294), which
+  dp_accounting composes as privacy-loss distributions;
+- for cohorts of a fixed size no such bound is available: (ε′, δ′) for one unit gives kε′ at δ′(eᵏᵉ − 1)/(eᵉ −
+  1) for k, with the ε′ and δ′ that fit.
 
 >>> from tacit.privacy.events import PoissonGaussian
 >>> spend = {PoissonGaussian(rate=0.05, noise=1.0): 20}
@@ -26,9 +26,9 @@ from tacit.privacy.accountants.pld import SMALLEST_DELTA, rounding
 from tacit.privacy.events import LEAST, Event, PoissonGaussian, Spend, unsampled
 
 SIZES = (2, 5, 10)
-"""The groups that a statement speaks of."""
+"""The group sizes that a statement reports."""
 _POINTS = 8_000
-"""Most points on the grid of one event's privacy losses."""
+"""The most points on the grid of one event's privacy losses."""
 
 
 def group_epsilon(spend: Spend, delta: float, size: int) -> float:
@@ -60,7 +60,7 @@ def _summed(items: list[tuple[PoissonGaussian, int]]) -> Spend:
 
 
 def _mixture(items: list[tuple[PoissonGaussian, int]], delta: float, left: float, size: int) -> float:
-    """`left` of δ: what is not kept back for the rounding of transforms."""
+    """`left` is δ minus what is reserved for the rounding of transforms."""
     from tacit.privacy.library import dp_accounting
 
     if any(event.noise < LEAST for event, _ in items):
@@ -86,14 +86,14 @@ def _mixture(items: list[tuple[PoissonGaussian, int]], delta: float, left: float
 
 
 def _reach(event: PoissonGaussian, size: int, tail: float) -> float:
-    """How far the privacy losses of one event extend, at most."""
+    """The largest extent of one event's privacy losses."""
     return size * math.sqrt(-2 * tail) / event.noise + size**2 / event.noise**2
 
 
 def any_group_epsilon(spend: Spend, delta: float, size: int) -> float:
     """ε at δ for `size` units together, whatever the mechanism.
 
-    It is k·ε′ with the largest δ′ that leaves δ for the group: δ′·(eᵏᵉ − 1)/(eᵉ − 1) ≤ δ.
+    It is k·ε′ for the largest δ′ that leaves δ for the group: δ′·(eᵏᵉ − 1)/(eᵉ − 1) ≤ δ.
     """
     best = math.inf
     share = delta / size

@@ -1,9 +1,9 @@
-"""Matrices for correlated noise: lower triangular, Toeplitz, with few numbers to remember.
+"""Matrices for correlated noise: lower triangular, Toeplitz, with little state to store.
 
 Independent noise is fresh in every round, so a model, which is a sum over rounds, collects all of it. The
-matrix mechanism adds C⁻¹z instead, z independent: rounds take back some of the noise of the rounds before.
-What the accountant is told is the sensitivity of Cx; what the model feels is the error of the prefix sums,
-A·C⁻¹·z with A all ones below the diagonal (Denisov et al. 2022, arXiv:2202.08312).
+matrix mechanism adds C⁻¹z instead, with independent z: rounds cancel some of the noise of earlier rounds. The
+accountant uses the sensitivity of Cx. The model's noise is the error of the prefix sums, A·C⁻¹·z with A all
+ones below the diagonal (Denisov et al. 2022, arXiv:2202.08312).
 
 >>> banded, blt = Banded.square_root(4), optimal_blt(rounds=100, separation=20, buffers=2)
 >>> [round(float(c), 3) for c in banded.coefficients(5)]
@@ -13,17 +13,17 @@ A·C⁻¹·z with A all ones below the diagonal (Denisov et al. 2022, arXiv:2202
 
 Sensitivity
 -----------
-Unit: a client whose contributions of norm ≤ 1 are at least `separation` = b rounds apart, there or not there
+Unit: a client whose contributions of norm ≤ 1 are at least `separation` = b rounds apart, present or absent
 (all of them zero). For coefficients 1 = c₀ ≥ c₁ ≥ … ≥ 0 the worst pattern is the rounds 0, b, 2b, …, for
-every number of rounds T. Proof: with columns C_t, the squared sensitivity of a pattern t₁ < t₂ < … is
-max Σᵢⱼ⟨C_tᵢ, C_tⱼ⟩⟨uᵢ, uⱼ⟩ over vectors of norm ≤ 1, attained by equal ones since all ⟨C_s, C_t⟩ ≥ 0. For
-s ≤ t, ⟨C_s, C_t⟩ = Σ_{u < T−t} c_u c_{u+t−s} falls as t grows and as t − s grows. Any pattern has tⱼ ≥ (j−1)b
+every number of rounds T. Proof: with columns C_t, the squared sensitivity of a pattern t₁ < t₂ < … is max
+Σᵢⱼ⟨C_tᵢ, C_tⱼ⟩⟨uᵢ, uⱼ⟩ over vectors of norm ≤ 1, attained by equal ones since all ⟨C_s, C_t⟩ ≥ 0. For s ≤ t,
+⟨C_s, C_t⟩ = Σ_{u < T−t} c_u c_{u+t−s} decreases as t grows and as t − s grows. Any pattern has tⱼ ≥ (j−1)b
 and tⱼ − tᵢ ≥ (j−i)b, so each of its terms is at most that of 0, b, 2b, …, which also has the most terms.
-(Kalinin and Lampert 2024, arXiv:2405.13763, have the case of k participations.)
+(Kalinin and Lampert 2024, arXiv:2405.13763, treat k participations.)
 
-Under that pattern row s of Cx is v_s = Σ_{ib ≤ s} c_{s−ib}, whatever T: so the squared sensitivity of the
-first T rounds is Σ_{s<T} v_s², and each round adds its own v_s². No row of any pattern is longer than
-c₀ + c_b + c_2b + ….
+Under that pattern, row s of Cx is v_s = Σ_{ib ≤ s} c_{s−ib}, whatever T is. So the squared sensitivity of the
+first T rounds is Σ_{s<T} v_s², and each round adds its own v_s². No row of any pattern is longer than c₀ +
+c_b + c_2b + ….
 """
 
 from __future__ import annotations
@@ -42,46 +42,49 @@ from tacit.lazy import Tensor, torch
 Floats = NDArray[np.float64]
 
 PRECISION = 12
-"""f: noise is made on a grid 2ᶠ times finer than that of the sums, and coefficients are multiples of 2⁻ᶠ
-where they must be exact."""
+"""f: noise is made on a grid 2ᶠ times finer than the grid of the sums, and coefficients that must be exact
+are multiples of 2⁻ᶠ.
+"""
 _ROUNDING = 1 + 1e-9
-"""More than float64 errs in a sensitivity."""
+"""An upper bound on float64's error in a sensitivity."""
 _LARGEST = 2**52
 """Whole numbers below this are exact in float64."""
 
 
 class Matrix(Protocol):
-    """C by its first column, and C⁻¹z one round at a time on whole numbers.
+    """C by its first column, and C⁻¹z computed one round at a time on whole numbers.
 
-    `offset` and `advance` speak of n, the noise that rounds before got, in whole units of the sums' grid;
-    and of units 2ᶠ times finer.
+    `offset` and `advance` use n, the noise that earlier rounds got, in whole units of the sums' grid, and
+    fine units, which are 2ᶠ times smaller.
     """
 
     @property
     def buffers(self) -> int:
-        """Vectors that are remembered between rounds."""
+        """How many vectors are stored between rounds."""
 
     @property
     def drift(self) -> float:
-        """How far rounding may keep `offset` from Σ_{k≥1} c_k n_{t−k}, in fine units, in any round."""
+        """The largest distance that rounding may put between `offset` and Σ_{k≥1} c_k n_{t−k}, in fine units,
+        in any round.
+        """
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """What defines it."""
+        """The numbers that define the matrix."""
 
     def coefficients(self, count: int) -> Floats:
-        """c₀, c₁, …: c₀ = 1, never negative, never growing."""
+        """c₀, c₁, …: c₀ = 1, never negative, never increasing."""
 
     def offset(self, buffers: Tensor) -> Tensor:
-        """Σ_{k≥1} c_k n_{t−k} in fine units (int64), from what is remembered."""
+        """Σ_{k≥1} c_k n_{t−k} in fine units (int64), from the stored state."""
 
     def advance(self, buffers: Tensor, noise: Tensor) -> Tensor:
-        """What to remember after a round whose sum got `noise`; a new tensor."""
+        """The state to store after a round whose sum got `noise`; a new tensor."""
 
 
 @dataclass(frozen=True)
 class Banded:
-    """A few coefficients, then zeros (Choquette-Choo et al. 2023, arXiv:2306.08153). Remembers n itself.
+    """A few coefficients, then zeros (Choquette-Choo et al. 2023, arXiv:2306.08153). Stores n itself.
 
     Coefficients are multiples of 2⁻ᶠ, so `offset` is exact.
     """
@@ -133,8 +136,8 @@ class Banded:
 class Blt:
     """A buffered linear Toeplitz matrix (Dvijotham et al. 2024, arXiv:2404.16706): c_k = Σⱼ ωⱼ θⱼ^{k−1}.
 
-    Remembers Sⱼ = Σ_{k≥1} θⱼ^{k−1} n_{t−k} for each j, rounded to the fine grid: an error of at most 1 in
-    each round (½ by rounding, less than ½ by float64 while |Sⱼ| < 2⁵²), which later rounds shrink by θⱼ.
+    Stores Sⱼ = Σ_{k≥1} θⱼ^{k−1} n_{t−k} for each j, rounded to the fine grid. The error is at most 1 in each
+    round (½ by rounding, less than ½ by float64 while |Sⱼ| < 2⁵²); later rounds shrink it by θⱼ.
     """
 
     theta: tuple[float, ...]
@@ -183,13 +186,13 @@ def row_squares(matrix: Matrix, rounds: int, separation: int) -> Floats:
 
 
 def largest_row(matrix: Matrix, rounds: int, separation: int) -> float:
-    """The squared length that no row of Cx exceeds, whatever the pattern."""
+    """An upper bound on the squared length of any row of Cx, whatever the pattern."""
     return float(matrix.coefficients(rounds)[::separation].sum() ** 2) * _ROUNDING
 
 
 def error(matrix: Matrix, rounds: int, separation: int) -> float:
-    """Root mean square, over rounds, of the noise in a prefix sum, for a sensitivity of 1: what to make
-    small.
+    """Root mean square, over rounds, of the noise in a prefix sum, for a sensitivity of 1: the quantity to
+    minimise.
     """
     coefficients = matrix.coefficients(rounds)
     sensitivity = math.sqrt(float(np.square(_rows(coefficients, separation)).sum()))
@@ -203,11 +206,11 @@ def spread(matrix: Matrix, rounds: int) -> float:
 
 @lru_cache(maxsize=64)
 def optimal_blt(rounds: int, separation: int, buffers: int) -> Blt:
-    """The best such matrix for prefix sums over `rounds` rounds with this separation, to six digits."""
+    """The best BLT for prefix sums over `rounds` rounds with this separation, to six digits."""
     from scipy.optimize import minimize
 
     def unpacked(point: Floats) -> tuple[Floats, Floats]:
-        # Shares of ω sum up to less than 1: the last one is what is left out.
+        # Shares of ω sum to less than 1: the last one is the remainder.
         theta = 1 / (1 + np.exp(-point[:buffers]))
         shares = np.exp(np.clip(point[buffers:], -40, 40))
         return theta, shares / (1 + shares.sum())
@@ -239,7 +242,9 @@ def optimal_blt(rounds: int, separation: int, buffers: int) -> Blt:
 
 
 def best_bands(rounds: int, separation: int) -> Banded:
-    """The number of bands, of powers of two up to the separation, with the least error."""
+    """The banded matrix with the least error. Tries powers of two, and the most bands that the separation and
+    the rounds allow.
+    """
     most = max(1, min(rounds, separation))
     numbers = {most, *(2**k for k in range(most.bit_length()))}
     return min(
@@ -255,7 +260,7 @@ def dense(coefficients: Sequence[float] | Floats, rounds: int) -> Floats:
 
 
 def _rows(coefficients: Floats, separation: int) -> Floats:
-    """v_s = Σ c_{s−ib}: sums over the indices with the same remainder."""
+    """v_s = Σ c_{s−ib}: sums over the indices with the same remainder modulo b."""
     rounds = len(coefficients)
     padded = np.zeros(-(-rounds // separation) * separation)
     padded[:rounds] = coefficients

@@ -1,10 +1,10 @@
-"""Private metrics: what a deployment looks at each round, as one more sum under the same guarantee.
+"""Private metrics: the numbers to monitor in each round, as one more sum under the same guarantee.
 
-Unit: one client, there or not there (or replaced by another, where that is the mechanism's relation). Each
-client of the cohort adds a vector: that it counted or that it failed, its training loss, the norm of its
-update in clipping norms, whether that was clipped, and perhaps its accuracy on its own test records. Each
-entry is clipped to a stated range and centred, so that it lies between −1 and 1, and weighed so that the
-whole vector has norm ≤ 1; in whole numbers of a grid, of which R make up that norm:
+Unit: one client, present or absent (or replaced by another, if that is the mechanism's relation). Each client
+of the cohort adds a vector: whether it counted or failed, its training loss, the norm of its update in
+clipping norms, whether the update was clipped, and perhaps its accuracy on its own test records. Each entry
+is clipped to a stated range and centred, so that it lies between −1 and 1, and is weighted so that the whole
+vector has norm ≤ 1. The vector is in whole numbers of a grid, of which R make up that norm:
 
 >>> rule = Metrics(share=0.05, loss=4.0)
 >>> rule.client(Seen(True, loss=3.0, norm=0.2), clip=0.5, radius=1000)      # weight ½, centred on 2 and on 2C
@@ -15,10 +15,10 @@ whole vector has norm ≤ 1; in whole numbers of a grid, of which R make up that
 ...     for seen in [Seen(True, 1e9, 1e9), Seen(True, -1.0, 0.0), Seen(True, math.nan, 0.3), Seen(False)])
 True
 
-The sums get the exact rounded Gaussian of `tacit.privacy.gaussian`, of multiplier z/√s: s is the `share`, z
-the mechanism's multiplier. Sums of the update and of these are of one cohort, so together they are one
-Gaussian query on it: with z/√(1 − s) on the update, 1/z² = (1 − s)/z² + s/z², and the accountant is told z.
-Everything that is made of the noisy sums (means, shares) is post-processing.
+The sums get the exact rounded Gaussian of `tacit.privacy.gaussian`, with multiplier z/√s, where s is the
+`share` and z the mechanism's multiplier. The update's sum and these sums are over one cohort, so together
+they are one Gaussian query on it. With z/√(1 − s) on the update, 1/z² = (1 − s)/z² + s/z², and the accountant
+uses z. Everything made from the noisy sums (means, shares) is post-processing.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from tacit.privacy.grid import Grid
 from tacit.section import section
 
 PREFIX = "private_"
-"""What private metrics' names in a round's record begin with."""
+"""Prefix of the private metrics' names in a round's record."""
 Range = PositiveFloat
 _ARRIVED = 4
-"""Entries of a client that counted: that it did, loss, norm, clipped."""
+"""Entries of a client that counted: its count, loss, norm, clipped."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one client of the cohort knows of its own round: exact, so it never leaves the mechanism."""
+    """What one client of the cohort knows about its own round: exact, so it never leaves the mechanism."""
 
     finite: bool
     """Whether its update counted."""
@@ -70,18 +70,18 @@ class Metrics:
 
     @property
     def entries(self) -> int:
-        """Of one client's vector."""
+        """The number of entries of one client's vector."""
         return _ARRIVED + 1 + (2 if self.accuracy else 0)
 
     def noise(self, whole: float) -> float:
-        """The multiplier of the metrics' own noise, where `whole` is that of the round.
+        """The multiplier of the metrics' own noise, if `whole` is the round's.
 
-        A hair more than z/√s: the rounding of this and of `rest` must not cost anything.
+        Slightly more than z/√s: the rounding of this and of `rest` must not cost any privacy.
         """
         return whole / math.sqrt(self.share) * (1 + 1e-9)
 
     def rest(self, whole: float) -> float:
-        """The multiplier that is left for the round's other sums."""
+        """The multiplier that remains for the round's other sums."""
         return whole / math.sqrt(1 - self.share)
 
     def _weight(self, radius: int) -> int:
@@ -89,7 +89,7 @@ class Metrics:
         return math.isqrt(radius**2 // (_ARRIVED + (2 if self.accuracy else 0)))
 
     def client(self, seen: Seen, clip: float, radius: int) -> list[int]:
-        """One client's vector in whole numbers; with a test of its own beside it, still of norm ≤ R."""
+        """One client's vector in whole numbers; together with `test`, its norm is still ≤ R."""
         w = self._weight(radius)
         if not seen.finite:
             return [0, math.isqrt(_ARRIVED) * w, 0, 0, 0]
@@ -97,7 +97,7 @@ class Metrics:
         return [w, 0, int(w * loss), int(w * norm), w if seen.norm > clip else -w]
 
     def test(self, accuracy: float, radius: int) -> list[int]:
-        """One client's test: that it was tested, and how well."""
+        """One client's test entries: that it was tested, and its accuracy."""
         w = self._weight(radius)
         return [w, int(w * _centred(accuracy, 1.0))]
 
@@ -110,7 +110,9 @@ class Metrics:
         noise: float,
         bits: Bits,
     ) -> dict[str, float]:
-        """A round's private metrics. `tests`: accuracies, at most one of a client; `noise`: of the round."""
+        """A round's private metrics. `tests`: accuracies, at most one per client; `noise`: the round's
+        multiplier.
+        """
         radius = Grid.fit(1.0, self.entries, self.noise(noise)).radius
         total = torch.zeros(self.entries, dtype=torch.int64)
         for seen in cohort:
@@ -121,8 +123,8 @@ class Metrics:
         if noise:
             add_rounded_gaussian_(total, self.noise(noise) * radius, bits)
         clients, failed, loss, norm, clipped, *tested = (total.double() / self._weight(radius)).tolist()
-        # Means of few, or of noise alone, would be anything: a count below half of what is expected is not
-        # believed.
+        # Means over few clients, or over noise alone, would be arbitrary: a count below half of the expected
+        # one is replaced by that half.
         count = max(clients, expected / 2)
         told = {
             "clients": clients,
@@ -147,7 +149,7 @@ class Metrics:
 
 
 def _centred(value: float, top: float) -> float:
-    """A value clipped to [0, top], as −1 … 1; what is not a number counts as the largest."""
+    """A value clipped to [0, top] and mapped to −1 … 1; NaN counts as the largest."""
     clipped = min(max(value, 0.0), top) if value == value else top
     return min(max(2 * clipped / top - 1, -1.0), 1.0)
 

@@ -1,7 +1,7 @@
 """Gaussian noise that several parties make together, in whole numbers.
 
-Each adds a rounded Gaussian of its own (`tacit.privacy.gaussian`). Their sum is not a rounded Gaussian, but
-it may be used as one:
+Each party adds its own rounded Gaussian (`tacit.privacy.gaussian`). Their sum is not a rounded Gaussian, but
+may be used as one:
 
 *Theorem.* Let R₁ … R_m be independent rounded Gaussians with standard deviations s_i ≥ s, and f the density
 of N(0, Σs_i²) + U₁ + … + U_m with independent U_i uniform on ±½. Then for every whole number k
@@ -14,17 +14,17 @@ summed over whole k, the last factor is 1 + 2·Σ_n exp(−2π²Dn²)·cos(2πnc
 then D ≥ s²/2, and this is within δ of 1, whatever x and c are. Add one share after the other, and integrate
 over the u's. ∎
 
-(Kairouz, Liu and Steinke 2021, arXiv:2102.06387, prove the like for discrete Gaussians.) Now f(k) is the
-probability that round(N + U₂ + … + U_m) is k. So x + ΣR_i, for a vector x of d whole numbers, has the
-probabilities of round(x + N + U₂ + … + U_m) but for a factor between exp(±dη): *post-processing of the
-Gaussian mechanism* with the variance of all shares together. With s ≥ 16, dη is below 10⁻¹⁰⁰⁰ for any d and
-m that fit into a computer.
+(Kairouz, Liu and Steinke 2021, arXiv:2102.06387, prove a similar result for discrete Gaussians.) Now f(k) is
+the probability that round(N + U₂ + … + U_m) is k. So x + ΣR_i, for a vector x of d whole numbers, has the
+probabilities of round(x + N + U₂ + … + U_m), up to a factor between exp(±dη). That is *post-processing of the
+Gaussian mechanism* with the variance of all shares together. With s ≥ 16, dη is below 10⁻¹⁰⁰⁰ for any d and m
+that fit into a computer.
 
-Where the number of shares itself depends on whether somebody is there (Poisson cohorts), one world has one
-U more than the other. Count it with that somebody's contribution, which it lengthens by at most √d/2
-(`lengthened`): the rest is the same post-processing of both. (Shares are sized in float64, to 2⁻⁵² of their
-standard deviation; for whoever is told how many there are that is nothing, for others it moves δ by less
-than √d·2⁻⁵³.)
+If the number of shares itself depends on whether a unit is present (Poisson cohorts), one world has one U
+more than the other. Count this U as part of the unit's contribution, which it lengthens by at most √d/2
+(`lengthened`); the rest is the same post-processing in both worlds. (Shares are sized in float64, to 2⁻⁵² of
+their standard deviation. For an observer who knows the number of shares this changes nothing; for others it
+changes δ by less than √d·2⁻⁵³.)
 
 >>> log_ratio(share=16.0, shares=10_000, dimension=10**9)
 0.0
@@ -37,15 +37,15 @@ from __future__ import annotations
 import math
 
 LEAST_SHARE = 16.0
-"""Least standard deviation of a share, in whole numbers."""
+"""The least standard deviation of a share, in whole numbers."""
 
 
 def log_ratio(share: float, shares: int, dimension: int) -> float:
-    """The theorem's dη: how far ln P may be from that of the Gaussian mechanism's post-processing."""
+    """The theorem's dη: how far ln P may be from that of the post-processed Gaussian mechanism."""
     delta = 2 * math.fsum(math.exp(-((math.pi * share * n) ** 2)) for n in range(1, 10))
     return math.inf if delta >= 1 else dimension * (shares - 1) * delta / (1 - delta)
 
 
 def lengthened(radius: int, dimension: int) -> int:
-    """A contribution of norm ≤ radius together with one rounding more or less: radius + √d/2, rounded up."""
+    """The norm of a contribution (≤ radius) with one rounding more or less: radius + √d/2, rounded up."""
     return radius + math.isqrt(max(dimension - 1, 0) // 4) + 1

@@ -1,4 +1,4 @@
-"""Many questions at once: a plan for every value of one or two settings, and what devices that vanish change.
+"""Many questions at once: a plan for every value of one or two settings, and the effect of dropouts.
 
 >>> cells = table(Question(delta=1e-5, rate=0.01, rounds=100), {"noise": [1.0, 2.0]})
 >>> [round(cell["epsilon"], 2) for cell in cells]
@@ -18,10 +18,10 @@ from tacit.privacy.answers import Question, answer
 from tacit.privacy.conventions import to_sum
 
 TURNS = ("blt", "banded")
-"""No sampling at all: clients take turns, and noise is correlated."""
+"""Without sampling: clients take turns, and noise is correlated."""
 SAMPLINGS = ("poisson", "fixed", *TURNS)
 MOST_CELLS = 200
-"""A cell is an accountant's answer, which takes up to a second."""
+"""The most cells of a table: each is an accountant's answer, which takes up to a second."""
 
 
 def table(
@@ -30,15 +30,16 @@ def table(
     stated: str = "sum",
     dimension: int | None = None,
 ) -> list[dict[str, Any]]:
-    """A plan for every combination of `axes`; the rest is the question's.
+    """A plan for every combination of `axes`; the question gives the other settings.
 
     `axes`: one or two of population, cohort, rounds, noise, epsilon and sampling, each with its values.
 
-    `stated`: what a noise multiplier is given on (`tacit.privacy.conventions`).
+    `stated`: the convention of the noise multiplier (`tacit.privacy.conventions`).
 
-    A cell has the settings, with what was solved for; `epsilon`; `error`, the noise in a coordinate of the
-    sum of all rounds so far, root mean square over rounds, over the cohort, for a clipping norm of 1; with
-    a `dimension` also `signal_to_noise`, of the mean update; and `why`, where there is no such plan.
+    A cell has the settings, including the one that was solved for; `epsilon`; `error`, the root mean square
+    over rounds of the noise in a coordinate of the sum of all rounds so far, divided by the cohort, for a
+    clipping norm of 1; with a `dimension` also `signal_to_noise`, of the mean update; and `why`, if there is
+    no such plan.
     """
     if len(axes) > 2:
         raise UserError(
@@ -99,38 +100,41 @@ def _in_turns(q: Question, kind: str) -> dict[str, Any]:
 
 
 def signal_to_noise(noise: float, cohort: float, dimension: int) -> float:
-    """Of the mean update: its length, were every client's as long as the clip and all of one direction, over
-    the expected length of the noise on it: cohort ÷ (σ √d). The clip is in both, and cancels.
+    """Signal to noise of the mean update: cohort ÷ (σ √d). The signal is the update's length if every
+    client's update were as long as the clip and all had one direction; the noise is its expected length. The
+    clip is in both, and cancels.
     """
     return cohort / (noise * math.sqrt(dimension))
 
 
 @dataclass(frozen=True)
 class Share:
-    """Who makes the noise when a share of the drawn devices vanish. All in multiples of the clipping norm."""
+    """Who makes the noise if a share of the drawn devices drop out. All numbers are multiples of the clipping
+    norm.
+    """
 
     who: str
     client: float
-    """What each device adds to its own upload, as standard deviation."""
+    """The standard deviation of what each device adds to its own upload."""
     server: float
-    """What the server adds to the sum once it knows who is missing."""
+    """What the server adds to the sum after it knows who is missing."""
     published: float
     """The noise on what is published."""
     signal: float
-    """Signal to noise of the mean, against that of the same noise with nobody missing."""
+    """Signal to noise of the mean, relative to that of the same noise with nobody missing."""
     trust: str
 
 
 def shares(noise: float, cohort: float, dropout: float) -> list[Share]:
-    """What the noise must be if a share `dropout` of a cohort of m vanish after they were drawn.
+    """The noise that is needed if a share `dropout` of a cohort of m drop out after they were drawn.
 
-    The guarantee needs noise z on every sum. Made by the server, it is there whoever vanishes. Made by the
-    devices in shares of z/√m, those who vanish take z√p along: either the server adds that, or each share
-    is z/√((1 − p)m) from the start, which covers p and no more. Under secure aggregation shares are of that
-    size, the server adds those that are missing so that what it publishes has z/√(1 − p) whoever came, and
-    with fewer than (1 − p)m devices there is no sum (`privacy.threshold`).
+    The guarantee needs noise z on every sum. Noise from the server is there whoever drops out. If devices
+    make it in shares of z/√m, the dropouts take z√p with them. Then either the server adds that, or each
+    share is z/√((1 − p)m) from the start, which covers a dropout of p and no more. Under secure aggregation,
+    shares are of the latter size, and the server adds the missing ones, so the published sum has noise z/√(1
+    − p) whoever came. With fewer than (1 − p)m devices there is no sum (`privacy.threshold`).
 
-    Sums are divided by the cohort that was expected, so the signal is smaller by 1 − p in every case.
+    Sums are divided by the expected cohort, so the signal is smaller by a factor of 1 − p in every case.
 
     >>> [round(share.client, 3) for share in shares(2.0, 100, 0.2)]
     [0.0, 0.2, 0.224, 0.224]
@@ -148,7 +152,7 @@ def shares(noise: float, cohort: float, dropout: float) -> list[Share]:
         Share("devices, topped up", each, missing, noise, stay, "the server, which adds the rest"),
         Share("devices, in excess", larger, 0.0, noise, stay, "no more of them vanishing"),
     ]
-    if stay > 0.5:  # else no threshold is safe
+    if stay > 0.5:  # otherwise no threshold is safe
         lost, adds = stay * math.sqrt(stay), full * math.sqrt(dropout)
         found.append(
             Share("secure aggregation", larger, adds, full, lost, "enough of them staying, few colluding")

@@ -1,11 +1,10 @@
-"""Who has spent what: totals per client, and the worst of them, cheaply.
+"""Spending per client: totals, and the worst of them, computed cheaply.
 
-At client level everyone pays for every round. At example level a client's records pay only for the rounds
-it took part in: its own participations × local steps, at its own rate B/n_i. What counts for the statement
-is the worst client. Computing ε for each of a million clients would take days, so clients with equal totals
-are one profile, profiles that another one dominates are dropped (ε grows with the rate, with the number of
-events and as the noise falls), and the rest is tried in the order of the quick RDP bound until no other
-can be worse.
+At client level everyone pays for every round. At example level a client's records pay only for the rounds in
+which it took part: its own participations × local steps, at its own rate B/n_i. The statement reports the
+worst client. Computing ε for each of a million clients would take days. So clients with equal totals form one
+profile, and dominated profiles are dropped (ε grows with the rate, with the number of events and as the noise
+falls). The rest are tried in the order of the fast RDP bound until no other can be worse.
 
 >>> from tacit.privacy.events import PoissonGaussian
 >>> often, seldom = PoissonGaussian(rate=0.01, noise=1.0), PoissonGaussian(rate=0.1, noise=1.0)
@@ -32,7 +31,7 @@ Profile = tuple[tuple[Event, int], ...]
 """How often each event happened to a client: sorted, so that equal totals compare equal."""
 
 DIGITS = (5, 7, 9)
-"""Binary digits that counts are rounded up to while nobody has to know better: coarsely, then finer."""
+"""Binary digits to which counts are rounded up while that suffices: first coarsely, then finer."""
 
 Expense = tuple[Event, int, Sequence[int] | None]
 """An event, how often, and which clients pay for it (None: everyone)."""
@@ -53,11 +52,11 @@ class ClientTotals:
         self._everyone: Profile = ()
         self._own: dict[int, Profile] = {}
         self._dearest: list[Profile] = []
-        """Of the profiles of one kind of event, those that no other dominates. Totals only grow, so a profile
-        that is dominated once is dominated for ever, and a charge has to be compared with these alone.
+        """The undominated profiles of one kind of event. Totals only grow, so a profile that is dominated
+        once stays dominated, and a charge must be compared only with these.
         """
         self._mixed: Counter[Profile] = Counter()
-        """Profiles of several kinds of events, and how many clients have each."""
+        """Profiles with several kinds of events, and how many clients have each."""
 
     def add(self, event: Event, count: int, clients: Iterable[int] | None = None) -> None:
         """Charge `count` events to `clients`, or to everyone."""
@@ -79,7 +78,7 @@ class ClientTotals:
         self._dearest = _undominated([*self._dearest, *(profile for profile in new if len(profile) == 1)])
 
     def expenses(self) -> list[Expense]:
-        """Everything that was charged, with clients of equal totals together."""
+        """Everything that was charged; clients with equal totals are combined."""
         found: list[Expense] = [(event, count, None) for event, count in self._everyone]
         payers: dict[Profile, list[int]] = {}
         for client, profile in sorted(self._own.items()):
@@ -87,39 +86,39 @@ class ClientTotals:
         return found + [(e, n, tuple(who)) for profile, who in payers.items() for e, n in profile]
 
     def most(self) -> dict[Event, int]:
-        """For each event the most that any one client paid of it: together, no less than anyone's total."""
+        """For each event, the most that any one client paid of it: together at least anyone's total."""
         return dict(_most(set(self._own.values())) + Counter(dict(self._everyone)))
 
     def covering(self, most: int = 3) -> list[Profile]:
-        """A few profiles, `most` of a kind and one more: each client's total costs no more than one of them.
+        """A few profiles, `most` of a kind plus one: each client's total costs no more than one of them.
 
-        For what is dear to compute and grows with every total, such as ε of a group: whose ε is largest for
-        one unit need not be the worst for several.
+        For quantities that are expensive to compute and grow with every total, such as ε of a group: the
+        client with the largest ε for one unit need not be the worst for several.
         """
         simple = list(self._dearest)
-        while len(simple) > most:  # of neighbours in the order of rates, the two that lose least by it
+        while len(simple) > most:  # join the two neighbours, in the order of rates, that lose least
             pairs = list(pairwise(simple))
             closest = min(range(len(pairs)), key=lambda i: _apart(*pairs[i]))
             if type(pairs[closest][0][0][0]) is not type(pairs[closest][1][0][0]):
-                break  # nothing is known that costs as much as either of two kinds
+                break  # no known event dominates two different kinds
             simple[closest : closest + 2] = [_joined(*pairs[closest])]
         if self._mixed:
             simple.append(_merge((), tuple(_most(self._mixed).items())))
         return [_merge(self._everyone, profile) for profile in simple] or [self._everyone]
 
     def worst(self, delta: float, digits: int | None = None) -> Worst:
-        """The largest ε among the clients, and whose totals it comes from.
+        """The largest ε among the clients, and the totals that it comes from.
 
-        `digits`: counts are rounded up to so many binary digits after the first. ε grows with every count, so
-        what is told is an upper bound (with 5: of up to 3 % more events, exact below 64); and a run that asks
-        after every round meets the same few counts, whose ε is known.
+        `digits`: counts are rounded up to this many binary digits after the first. ε grows with every count,
+        so the result is an upper bound (with 5: for up to 3 % more events; exact below 64). A run that asks
+        after every round then meets the same few counts, whose ε is cached.
         """
         everyone, holders = self._everyone, {*self._dearest, *self._mixed}
         if digits is not None:
             everyone = _rounded_up(everyone, digits)
             holders = {_rounded_up(profile, digits) for profile in holders}
         candidates = self._candidates(everyone, holders)
-        # `Epsilon.value` never exceeds the RDP bound: where that is below the largest value, stop.
+        # `Epsilon.value` never exceeds the RDP bound: stop where that is below the largest value.
         candidates.sort(key=lambda profile: rdp_epsilon(dict(profile), delta), reverse=True)
         worst = Worst(epsilon(dict(candidates[0]), delta), candidates[0])
         for profile in candidates[1:]:
@@ -131,7 +130,7 @@ class ClientTotals:
         return worst
 
     def would_exceed(self, expenses: Sequence[Expense], budget: float, delta: float) -> bool:
-        """Whether some client's ε, with `expenses` added, is not proved to stay ≤ `budget`."""
+        """Whether some client's ε, with `expenses` added, is not proved to be ≤ `budget`."""
         everyone, changed = self._everyone, dict[int, Profile]()
         for event, count, clients in expenses:
             if clients is None:
@@ -143,7 +142,7 @@ class ClientTotals:
 
     @staticmethod
     def _candidates(everyone: Profile, own: Iterable[Profile]) -> list[Profile]:
-        """Profiles one of which is the worst. What everyone pays adds to all alike, so own totals decide."""
+        """Profiles that include the worst one. What everyone pays adds to all alike, so own totals decide."""
         distinct = set(own)
         simple: list[Profile] = [profile for profile in distinct if len(profile) == 1]
         mixed = [profile for profile in distinct if len(profile) > 1]
@@ -153,8 +152,8 @@ class ClientTotals:
 def _exceeds(profile: Profile, budget: float, delta: float) -> bool:
     """Whether a profile is not proved to cost ≤ `budget`.
 
-    Counts are rounded up first, coarsely and then finer: a run that asks before every round meets the same
-    few numbers of events again and again, whose ε is known, and only its last rounds are counted exactly.
+    Counts are first rounded up, coarsely and then finer. A run that asks before every round meets the same
+    few counts again and again, whose ε is cached; only its last rounds are counted exactly.
     """
     for digits in DIGITS:
         if not exceeds(dict(_rounded_up(profile, digits)), budget, delta):
@@ -163,7 +162,7 @@ def _exceeds(profile: Profile, budget: float, delta: float) -> bool:
 
 
 def _plus(profile: Profile, event: Event, count: int) -> Profile:
-    if len(profile) == 1 and profile[0][0] == event:  # by far the most frequent case
+    if len(profile) == 1 and profile[0][0] == event:  # by far the most common case
         return ((event, profile[0][1] + count),)
     return _merge(profile, ((event, count),))
 
@@ -179,7 +178,7 @@ def _rounded_up(profile: Profile, digits: int) -> Profile:
 
 
 def rounded_count(count: int, digits: int = 5) -> int:
-    """A count of 64 or more, rounded up to one of 32 for each doubling (to one of 2^`digits`).
+    """Round a count of 64 or more up to one of 32 values per doubling (of 2^`digits`).
 
     >>> [rounded_count(n) for n in (1, 63, 65, 2000, 2017)]
     [1, 63, 66, 2016, 2048]
@@ -189,7 +188,7 @@ def rounded_count(count: int, digits: int = 5) -> int:
 
 
 def _undominated(profiles: list[Profile]) -> list[Profile]:
-    """Profiles of one kind of event that no other beats in cost and number at once."""
+    """Profiles of one kind of event that no other exceeds in both cost and number."""
     kept: list[Profile] = []
     for profile in sorted(profiles, key=_dearest_first):
         event, count = profile[0]
@@ -213,7 +212,7 @@ def _joined(one: Profile, other: Profile) -> Profile:
 
 
 def _apart(one: Profile, other: Profile) -> float:
-    """How much more than either the two joined are, roughly: in logarithms of rates and counts."""
+    """How much larger the join of two profiles is than either, roughly: in logarithms of rates and counts."""
     (a, n), (b, m) = one[0], other[0]
     if type(a) is not type(b):
         return math.inf

@@ -1,11 +1,12 @@
-"""What it costs to choose the best of several runs: with a random number of them, little more than one.
+"""The privacy cost of choosing the best of several runs: with a random number of runs, a few times one.
 
-Choosing settings by looking at the results of private runs is itself a look at the data. Papernot and Steinke
-2022 (arXiv:2110.03620): if the number K of runs is drawn at random, each run takes its settings at random
-(from any fixed list) and returns a model with a score that is private too (or made of public records), and
-only the best one is ever shown, then the whole costs a few times one run, however many runs K comes to.
+Choosing settings by the results of private runs is itself an access to the data. Papernot and Steinke 2022
+(arXiv:2110.03620) bound its cost. Suppose that the number K of runs is drawn at random, that each run draws
+its settings at random (from any fixed list) and returns a model with a private score (or one from public
+records), and that only the best run is ever shown. Then the whole costs a few times one run, however large K
+turns out to be.
 
-Unit, neighbours: those of one run. Two families of K, with mean m:
+Unit and neighbours: those of one run. Two families for K, with mean m:
 
 - truncated negative binomial with shape η and parameter γ (theorem 2; η = 0 is the logarithmic, η = 1 the
   geometric distribution of Liu and Talwar 2019, arXiv:1811.07971). If one run is (λ, ε(λ))-RDP,
@@ -39,22 +40,22 @@ from tacit.privacy.rounding import rounded_up
 Floats = NDArray[np.float64]
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-"""Distributions of the number of runs, by their shape η."""
+"""The distributions of the number of runs, by their shape η."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """ε of showing the best of K runs, beside that of one run (both by RDP)."""
+    """ε of showing the best of K runs, beside the ε of one run (both by RDP)."""
 
     epsilon: float
     alone: float
     trials: float
     """The mean of K."""
     kind: str
-    """Whose distribution K must be drawn from for this ε: a key of `SHAPES`."""
+    """The distribution from which K must be drawn for this ε: a key of `SHAPES`."""
 
     def text(self) -> str:
-        """The same for a person."""
+        """The same as text."""
         best, alone = rounded_up(self.epsilon), rounded_up(self.alone)
         return (
             f"The best of K runs, K drawn from the {self.kind} distribution of mean {self.trials:g}: "
@@ -65,7 +66,7 @@ class Tuned:
 
 
 def tuned_epsilon(spend: Spend, delta: float, trials: float, kind: str | None = None) -> Tuned:
-    """ε at δ of showing the best of K runs that each cost `spend`; by the best `kind` of K, or the given."""
+    """ε at δ of showing the best of K runs that each cost `spend`, for the best or the given `kind` of K."""
     if not 1 < trials < math.inf:
         raise UserError(f"{trials:g} trials: the mean number of runs to choose from is more than 1")
     orders, one = rdp.divergences(spend)
@@ -79,9 +80,9 @@ def tuned_epsilon(spend: Spend, delta: float, trials: float, kind: str | None = 
 
 
 def tuned_rdp(orders: Floats, one: Floats, trials: float, shape: float) -> Floats:
-    """Rényi divergences, at the same `orders`, of showing the best of K runs of divergences `one`.
+    """Rényi divergences at the given `orders` of showing the best of K runs with divergences `one`.
 
-    `shape`: η > −1 of a truncated negative binomial with mean `trials`, or infinite for a Poisson number.
+    `shape`: η > −1 for a truncated negative binomial with mean `trials`, or infinity for a Poisson number.
     """
     count = math.log(trials) / (orders - 1)
     if math.isinf(shape):
@@ -109,7 +110,7 @@ def mean_trials(gamma: float, shape: float) -> float:
 
 
 def find_gamma(trials: float, shape: float) -> float:
-    """γ, rounded down, for which K has at most this mean: it falls as γ grows."""
+    """γ, rounded down, for which K has at most this mean; the mean falls as γ grows."""
     low, high = -700.0, -1e-12  # of ln γ
     for _ in range(200):
         middle = (low + high) / 2
@@ -118,7 +119,7 @@ def find_gamma(trials: float, shape: float) -> float:
 
 
 def probabilities(gamma: float, shape: float, most: int) -> Floats:
-    """P(K = 1), …, P(K = most): how K is drawn."""
+    """P(K = 1), …, P(K = most): the distribution from which K is drawn."""
     logs, term = [], 0.0
     for k in range(1, most + 1):
         if abs(shape) < 1e-9:

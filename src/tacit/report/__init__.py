@@ -1,1 +1,1 @@
-"""What runs have to say for themselves: tables and pictures over many of them."""
+"""Reports: tables and pictures over many runs."""

@@ -1,4 +1,4 @@
-"""A picture of an audit: what is claimed beside what was shown, and what the guesser saw."""
+"""A picture of an audit: the claimed ε beside the demonstrated one, and what the guesser saw."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.privacy.rounding import rounded_down, rounded_up
 
 
 def draw_audit(report: AuditReport, file: Path, title: str = "") -> None:
-    """Draw as PNG or SVG by the file's ending."""
+    """Draw as PNG or SVG, by the file's extension."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
     alone, run, seen = report.mechanism, report.run, report.scores is not None and report.inside is not None
@@ -35,7 +35,7 @@ def draw_audit(report: AuditReport, file: Path, title: str = "") -> None:
     axes[0].set_xticks(places, names, fontsize="small")
     axes[0].set_ylabel("ε")
     axes[0].margins(y=0.12)
-    # Above the bars: inside, it would cover the number of one of them.
+    # Above the bars: inside, it would cover one bar's number.
     axes[0].legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     if report.scores is not None and report.inside is not None:
         edges = np.histogram_bin_edges(report.scores, bins=30)

@@ -1,9 +1,9 @@
-"""A live page on the runs in a folder, for this machine alone.
+"""A live page on the runs in a folder, for this machine only.
 
-It listens on 127.0.0.1, answers GET and nothing else, and only to an address with its token (a fresh one each
-time) and its own host name, so that no other page in the browser can ask. It reads runs inside its folder
-and nothing else: a run is chosen from the list that it made itself, never by a path, and a link that leads
-out of the folder is not followed.
+It listens on 127.0.0.1 and answers only GET requests, and only those whose address has its token (a fresh one
+each time) and its own host name, so no other page in the browser can query it. It reads only runs inside its
+folder. A run is chosen from the list that the board made itself, never by a path, and a link that leads out
+of the folder is not followed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tacit.report.guarantee import last_stated
 from tacit.report.page import body, page, shell
 
 READ = (CONFIG, METRICS, STATEMENT, LINEAGE, OBJECTS, RESULT)
-"""All that the board reads of a run."""
+"""Everything that the board reads of a run."""
 
 
 class Board(ThreadingHTTPServer):
-    """The server; `address` is where the browser finds it."""
+    """The server; `address` is what to open in the browser."""
 
     daemon_threads = True
 
@@ -59,7 +59,7 @@ class Board(ThreadingHTTPServer):
         return str(folder.relative_to(self.root)) or "."
 
     def runs(self) -> tuple[list[Run], list[str]]:
-        """The runs to show, and a line on each that cannot be."""
+        """The runs to show, and one line for each run that cannot be shown."""
         found, silent = [], []
         for file in sorted(
             [*self.root.glob(CONFIG), *self.root.glob(f"*/{CONFIG}"), *self.root.glob(f"*/*/{CONFIG}")]
@@ -79,13 +79,13 @@ class Board(ThreadingHTTPServer):
         return found, silent
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One line where a traceback would be; a browser that left before its answer is no error at all."""
+        """One line instead of a traceback. A browser that leaves before its answer is not an error."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             print(f"tacit: board: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _inside(self, folder: Path) -> bool:
-        """Whether a run and all that is read of it are in the folder, also after following links."""
+        """Whether a run, and everything read of it, is in the folder, also after following links."""
         places = [folder, *(folder / name for name in READ)]
         return all(place.resolve().is_relative_to(self.root) for place in places)
 
@@ -160,9 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("do_"):  # whatever the method is called, it is not GET
+        if name.startswith("do_"):  # any method other than GET
             return lambda: self._answer(405, "only GET", more={"Allow": "GET"})
         raise AttributeError(name)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing: the token would be in every line."""
+        """Log nothing: every line would contain the token."""

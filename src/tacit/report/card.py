@@ -1,4 +1,4 @@
-"""The model card that goes with an exported model: what it is, how to load it, what is guaranteed."""
+"""The model card of an exported model: what it is, how to load it, and what is guaranteed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def card(
     personal: Sequence[str] = (),
     adapter: bool = False,
 ) -> str:
-    """README.md of an export. Metrics of the test set are exact, and outside of the guarantee.
+    """The README.md of an export. Metrics on the test set are exact, and outside the guarantee.
 
-    `base`: what the model started from, by its name on the hub. `personal`: what each client trained for
+    `base`: the hub name of the model that training started from. `personal`: what each client trained for
     itself. `adapter`: only adapters were trained, and peft loads them.
     """
     table = rows([run])
     metric = judged_by(table)
     if statement is not None and not run.simulated:
-        # Clients' own records are protected, and a card is public.
+        # Clients' own records are protected, but a card is public.
         metric = metric.common
     last = table[0].last(metric.name)
     data, model = run.config.get("data") or {}, run.config.get("model") or {}
@@ -59,7 +59,9 @@ def card(
 
 
 def loading(kind: str, folder: str, module: str | None = None) -> str:
-    """Python that loads an export of a kind, from the folder above it: a card goes to other machines."""
+    """Python code that loads an export of this kind from the folder above it, since a card goes to other
+    machines.
+    """
     place = repr(folder)
     if kind == "transformers":
         return f"from transformers import {module}\n\nmodel = {module}.from_pretrained({place})"

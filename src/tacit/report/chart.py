@@ -1,8 +1,8 @@
-"""Curves as inline SVG: no library, no network, readable without a script.
+"""Curves as inline SVG: needs no library and no network, and is readable without a script.
 
-A chart is text: axes, a line for each series with a band where it stands for several seeds, a letter at the
-line's end, a title and a sentence for whoever cannot see it. Colours are classes, so that a page's style
-decides them for light and dark.
+A chart is text: axes, a line for each series (with a band if it has several seeds), a letter at the line's
+end, a title, and a sentence for readers who cannot see it. Colours are CSS classes, so the page's style sets
+them for light and dark.
 
 >>> chart = Chart("accuracy", (Series("fedavg", ((1, 0.25, 0.0), (2, 0.5, 0.0))),), share=True)
 >>> "<svg" in chart.svg(), chart.sentence()
@@ -21,7 +21,7 @@ from tacit.privacy.rounding import rounded_up
 WIDTH, HEIGHT = 420, 214
 LEFT, RIGHT, TOP, BOTTOM = 46, 44, 12, 30
 COLOURS = 8
-"""How many classes of colour a style has; from the ninth series on, lines are dashed."""
+"""How many colour classes a style has; from the next series on, lines are dashed."""
 
 Point = tuple[int, float, float]
 """Round, mean, and standard deviation over seeds."""
@@ -34,31 +34,31 @@ class Series:
     label: str
     points: tuple[Point, ...]
     letter: str = ""
-    """What stands at its end, and in the table."""
+    """The label at its end, and in the table."""
     colour: int = 0
     dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over rounds that have one meaning."""
+    """Curves over rounds that show the same quantity."""
 
     title: str
     series: tuple[Series, ...]
     share: bool = False
-    """Values are shares, shown as percentages."""
+    """Whether values are shares, shown as percentages."""
     unit: str = ""
     upwards: bool = False
-    """Values are promises, and are rounded up."""
+    """Whether values are guarantees, which are rounded up."""
     zero: bool = False
-    """The axis begins at zero."""
+    """Whether the axis begins at zero."""
     limit: tuple[float, str] | None = None
     """A level to compare with, such as a budget, and its name."""
     note: str = ""
-    """What a reader should know of it."""
+    """What a reader should know about the chart."""
 
     def text(self, value: float) -> str:
-        """A value as a person reads it."""
+        """A value as text."""
         if math.isinf(value) or math.isnan(value):
             return "∞" if value > 0 else "–"
         if self.share:
@@ -112,7 +112,7 @@ class Chart:
         yield f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">round</text>'
 
     def _ends(self, frame: _Frame) -> Iterable[str]:
-        """Letters at the lines' ends (of a single line its last value), moved apart where need be."""
+        """Letters at the lines' ends (for a single line, its last value), moved apart if they overlap."""
         ends = [(*s.points[-1], s) for s in self.series if _finite(s.points[-1])]
         below = -math.inf
         for round, value, _, series in sorted(ends, key=lambda end: -end[1]):
@@ -124,7 +124,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where values are on the drawing."""
+    """Maps values to positions on the drawing."""
 
     x0: float
     x1: float
@@ -144,9 +144,7 @@ class _Frame:
             high = max(high, chart.limit[0] * 1.06)
         if chart.zero:
             low = min(low, 0.0)
-        if (
-            chart.share
-        ):  # a band may not leave [0, 1]; what is drawn there (a correlation may be negative) may
+        if chart.share:  # bands stay in [0, 1]; curves (a negative correlation) need not
             means = [mean for _, mean, _ in points]
             low, high = max(low, min(0.0, *means)), min(high, max(1.0, *means))
         if high - low < 1e-9 * max(abs(high), 1.0):
@@ -211,7 +209,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Three digits or so, with thousands apart.
+    """About three digits, with thousands separators.
 
     >>> number(1234567), number(0.01234), number(77.0), number(0)
     ('1,234,567', '0.0123', '77', '0')
@@ -224,7 +222,7 @@ def number(value: float) -> str:
 
 
 def thinned(points: Sequence[Point], most: int) -> tuple[Point, ...]:
-    """At most so many points, evenly spread, the last one always among them."""
+    """At most this many points, evenly spread, always with the last one."""
     if len(points) <= most:
         return tuple(points)
     step = (len(points) - 1) / (most - 1)

@@ -1,7 +1,7 @@
-"""One table over many runs: those that differ only in their seed are one row.
+"""One table over many runs: runs that differ only in their seed form one row.
 
-Rows are told apart by every key that may change a result, by the objects that a run was given and by the data
-it was trained on; runs of equal settings and equal seeds are never taken for two seeds of one experiment.
+Rows differ in some key that may change a result, in an object passed to the run, or in the training data. Two
+runs with equal settings and equal seeds never count as two seeds of one experiment.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS: dict[str, Any] = {
     "name": str, "seed": int, "rounds": int, "data": dict, "model": dict, "method": dict, "cohort": dict,
     "local": dict, "server": dict, "evaluate": dict, "privacy": dict | NoneType,
 }  # fmt: skip
-"""What a run's config has at least to be, whichever version wrote it."""
+"""The least that a run's config must contain, whichever version wrote it."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class Run:
     config: dict[str, Any]
     metrics: list[Record]
     passed: Mapping[str, Passed] = field(default_factory=dict)
-    """Objects it was given instead of names."""
+    """Objects that were passed to it instead of names."""
     content: str | None = None
     """A hash of its records."""
     ending: Ending | None = None
     unknown: str = ""
-    """Why its ε cannot be told, if that is so: what is wrong with its ledger."""
+    """Why its ε is unknown, if it is: what is wrong with its ledger."""
 
     def series(self, metric: str) -> list[tuple[int, float]]:
-        """(round, value) wherever the metric was recorded."""
+        """(round, value) for each round that recorded the metric."""
         return [(r["round"], float(r[metric])) for r in self.metrics if metric in r]
 
     @property
@@ -72,18 +72,18 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """It ran all its rounds, or ended for a reason of its own (a spent budget)."""
+        """Whether it ran all its rounds, or ended for a good reason (a spent budget)."""
         return self.rounds_done >= self.planned or (self.ending is not None and self.ending.finished)
 
     @property
     def unit(self) -> str | None:
-        """Whom it protects, if anyone."""
+        """The unit that it protects, if any."""
         privacy = self.config.get("privacy")
         return str(privacy["unit"]) if privacy else None
 
     @property
     def simulated(self) -> bool:
-        """Its noise can be repeated, so its ε is no claim."""
+        """Whether its noise can be repeated, so that its ε is no claim."""
         return (self.config.get("privacy") or {}).get("entropy") == "seed"
 
 
@@ -98,7 +98,7 @@ class Spread:
     def of(values: Sequence[float]) -> Spread | None:
         if not values:
             return None
-        if not all(map(math.isfinite, values)):  # ε without noise: `statistics` takes no roots of these
+        if not all(map(math.isfinite, values)):  # ε without noise is ∞, which `statistics` cannot handle
             return Spread(statistics.fmean(values), 0.0 if len(set(values)) == 1 else math.nan)
         return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)
 
@@ -110,14 +110,14 @@ class Row:
     label: str
     runs: tuple[Run, ...]
     tuned: bool = False
-    """The same runs, but clients are judged after each has fine-tuned the model for itself."""
+    """The same runs, evaluated after each client has fine-tuned the model for itself."""
 
     def last(self, metric: str) -> Spread | None:
         """The metric at the end of each run."""
         return Spread.of([series[-1][1] for run in self.runs if (series := run.series(metric))])
 
     def by_seed(self, metric: str) -> dict[int, float]:
-        """The same, for each seed."""
+        """The same, by seed."""
         return {
             int(run.config.get("seed", 0)): series[-1][1]
             for run in self.runs
@@ -126,14 +126,14 @@ class Row:
 
     @property
     def epsilon(self) -> float | None:
-        """The ε that holds for each of its runs: the largest of theirs, if every one is known."""
+        """The ε that holds for all its runs: the largest, if every one is known."""
         if self.unknown:
             return None
         return max((series[-1][1] for run in self.runs if (series := run.series("epsilon"))), default=None)
 
     @property
     def unknown(self) -> str:
-        """Why ε cannot be told, for the first run of which it cannot."""
+        """Why ε is unknown, for the first run where it is."""
         return next((run.unknown for run in self.runs if run.unknown), "")
 
     def best(self, metric: Headline) -> Spread | None:
@@ -149,12 +149,12 @@ class Row:
         return f"tuned_{metric.common.name}" if self.tuned else metric.common.own.name
 
     def total(self, name: str) -> float:
-        """Sum of a quantity over a run, averaged over the runs."""
+        """A quantity's sum over a run, averaged over the runs."""
         return statistics.fmean(sum(r.get(name, 0.0) for r in run.metrics) for run in self.runs)
 
     @property
     def rounds(self) -> str:
-        """Rounds done; of how many, where a run is not finished.
+        """Rounds done, and "of" the planned number if a run is not finished.
 
         >>> Row("a", (Run(Path("x"), {"rounds": 9}, [{"round": 4}]),)).rounds
         '4 of 9'
@@ -174,17 +174,17 @@ class Row:
 
     @property
     def place(self) -> str:
-        """Where its runs are, as a shell would write it.
+        """The place of its runs, in shell notation.
 
         >>> runs = [Run(Path("runs/sweep") / f"lr=0.1,seed={seed}", {}, []) for seed in (9, 10)]
         >>> Row("", tuple(runs)).place, Row("", (runs[0],)).place
         ('runs/sweep/lr=0.1,seed={9,10}', 'runs/sweep/lr=0.1,seed=9')
         """
         parents, names = {run.folder.parent for run in self.runs}, [run.folder.name for run in self.runs]
-        start = re.sub(r"\w*$", "", _same_start(names))  # no number is cut in two
+        start = re.sub(r"\w*$", "", _same_start(names))  # never split a number
         rests = [name.removeprefix(start) for name in names]
         same_end = _same_start([rest[::-1] for rest in rests])[::-1]
-        end = same_end[same_end.index(",") :] if "," in same_end else ""  # from a whole setting on
+        end = same_end[same_end.index(",") :] if "," in same_end else ""  # start at a whole setting
         middles = [rest.removesuffix(end) for rest in rests]
         if len(self.runs) == 1 or len(parents) > 1 or any("," in middle for middle in middles):
             return ", ".join(str(run.folder) for run in self.runs)
@@ -192,18 +192,20 @@ class Row:
 
     @property
     def other_weights(self) -> bool:
-        """Whether its networks were objects that began with different weights: as seeds do, and as others."""
+        """Whether its networks were objects with different initial weights: runs with different seeds have
+        them, and so do runs with different networks.
+        """
         return len({run.passed["model"].weights for run in self.runs if "model" in run.passed}) > 1
 
 
 def _same_start(names: Sequence[str]) -> str:
-    """What all of them begin with."""
+    """The common prefix of the names."""
     places = zip(*names, strict=False)
     return "".join(letters[0] for letters in itertools.takewhile(lambda place: len({*place}) == 1, places))
 
 
 def read_run(folder: Path) -> Run:
-    """A run's folder, read; one that cannot be is named."""
+    """Read a run's folder; an error names a folder that cannot be read."""
     file = folder / CONFIG
     refuse_changed_config(folder)
     try:
@@ -215,24 +217,24 @@ def read_run(folder: Path) -> Run:
     if odd or ("unit" not in (known.get("privacy") or {"unit": None})):
         raise UserError(f"{file} is no config of a run; restore it, or leave the run out")
     metrics = read_metrics(folder / METRICS)
-    # A run of an earlier version has none: its config has to be enough.
+    # A run of an earlier version has none: its config must suffice.
     content = read_lineage(folder)[0].content if (folder / LINEAGE).exists() else None
     return Run(folder, config, metrics, read_passed(folder) or {}, content, read_ending(folder))
 
 
 def first(error: Exception) -> str:
-    """What an error says, on one line."""
+    """An error's text on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).strip().split("\n")[0][:120]
 
 
 def find_runs(places: Iterable[Path]) -> list[Run]:
-    """The runs in these folders: a run itself, or a sweep with runs inside (not those that only tuned).
+    """The runs in these folders: a run itself, or the runs of a sweep (without those that only tuned).
 
-    What a run's metrics say of its ε is believed only where every line of its ledger is in order.
+    The ε in a run's metrics is believed only if every line of its ledger is valid.
     """
-    runs: dict[Path, Run] = {}  # a run that is named twice is one seed, not two
+    runs: dict[Path, Run] = {}  # a run that is named twice counts once
     for place in places:
         files = [place / CONFIG] if (place / CONFIG).exists() else sorted(place.glob(f"*/{CONFIG}"))
         if not files:
@@ -259,12 +261,12 @@ def _unknown(run: Run) -> str:
 def rows(runs: Sequence[Run]) -> list[Row]:
     """Runs grouped by everything but the seed, labelled by everything that differs between the groups.
 
-    Equal seeds are never merged: the same experiment twice is two rows, told apart by their folders. Runs
-    whose clients also fine-tuned for themselves (`evaluate.tune`) have a second row, "…, tuned".
+    Equal seeds are never merged: the same experiment run twice is two rows, which their folders distinguish.
+    Runs whose clients also fine-tuned for themselves (`evaluate.tune`) have a second row, "…, tuned".
     """
     groups = []
     for members in _grouped(runs, without_noise):
-        # One seed with two noises: whoever set the budget also set the noise.
+        # One seed with two noises: a given budget determined the noise.
         for same in [members] if _different_seeds(members) else _grouped(members, settings_of):
             groups += [same] if _different_seeds(same) else [[run] for run in same]
     labels = named([members[0] for members in groups])
@@ -283,7 +285,7 @@ def _with_tuned(row: Row) -> list[Row]:
 
 
 def judged_by(table: Sequence[Row]) -> Headline:
-    """The metric that these runs are compared by: of clients' own models only where every row has it."""
+    """The metric that compares these runs; one of clients' own models only if every row has it."""
     recorded = [{name for run in row.runs for record in run.metrics for name in record} for row in table]
     names = {name for own in recorded for name in own}
     metric = headline(names)
@@ -291,18 +293,18 @@ def judged_by(table: Sequence[Row]) -> Headline:
 
 
 def keeps_parts(table: Sequence[Row]) -> bool:
-    """Whether clients keep parameters: numbers on the test set are with initial ones, which nobody trains."""
+    """Whether clients keep personal parameters: the test set then uses initial ones, which nobody trains."""
     return any(KEPT in record for row in table for run in row.runs for record in run.metrics)
 
 
 def untrained(table: Sequence[Row]) -> bool:
-    """Whether such numbers are what the rows are compared by."""
+    """Whether the rows are compared by such numbers."""
     metric = judged_by(table)
     return keeps_parts(table) and metric == metric.common
 
 
 def find_row(table: Sequence[Row], label: str) -> Row:
-    """The row of that label, or the one whose label begins with it."""
+    """The row with that label, or the only one whose label begins with it."""
     for row in table:
         if row.label == label:
             return row
@@ -314,8 +316,8 @@ def find_row(table: Sequence[Row], label: str) -> Row:
 
 
 def against(table: Sequence[Row], reference: Row) -> dict[str, dict[str, Difference]]:
-    """By row and by metric (`last`, and `own` where it was measured): the difference from the reference,
-    paired over the seeds that both have. Rows that share no seed with it are left out.
+    """By row and metric (`last`, and `own` if it was measured): the difference from the reference, paired
+    over the seeds that both have. Rows that share no seed with the reference are left out.
     """
     metric = judged_by(table)
     found: dict[str, dict[str, Difference]] = {}
@@ -334,8 +336,8 @@ def against(table: Sequence[Row], reference: Row) -> dict[str, dict[str, Differe
 
 
 def to_json(table: Sequence[Row]) -> list[dict[str, Any]]:
-    """The table for a program; `epsilon` is the one that holds for all of a row's runs. What is not finite
-    becomes None, which JSON has a word for.
+    """The table as plain values; `epsilon` is the one that holds for all of a row's runs. Non-finite numbers
+    become None, since JSON has none of them.
     """
 
     def finite(value: float | None) -> float | None:

@@ -1,8 +1,8 @@
-"""How curved the loss is along each block of parameters: leading eigenvalues of the Hessian, by Lanczos.
+"""Curvature of the loss along each block of parameters: leading eigenvalues of the Hessian, by Lanczos.
 
-Paper 004 (Figures 3, 7, 8) groups parameters by the structure of their Hessian. No Hessian is ever written
-down: one product with it costs two backward passes, and Lanczos (1950) finds the ends of the spectrum of H
-restricted to a block from a few of them, each step made orthogonal to all before it.
+Paper 004 (Figures 3, 7, 8) groups parameters by the structure of their Hessian. No Hessian is ever stored:
+one product with it costs two backward passes. From a few such products, Lanczos (1950) finds the ends of the
+spectrum of H restricted to a block; each step is made orthogonal to all earlier ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Spectrum:
     block: str
     size: int
     eigenvalues: tuple[float, ...]
-    """By size of the absolute value, largest first."""
+    """By absolute value, largest first."""
 
 
 def hessian_product(model: nn.Module, layout: Layout, task: Task, batch: Batch) -> Product:
@@ -56,7 +56,7 @@ def hessian_product(model: nn.Module, layout: Layout, task: Task, batch: Batch) 
 def leading(product: Product, mask: Tensor, steps: int, seed: int = 0) -> tuple[float, ...]:
     """Ritz values of the symmetric operator restricted to the coordinates where `mask` is 1.
 
-    With as many steps as the block has coordinates they are its eigenvalues; the outer ones come first.
+    With as many steps as the block has coordinates, these are its eigenvalues; the outer ones converge first.
     """
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(mask.shape, generator=generator) * mask
@@ -65,7 +65,7 @@ def leading(product: Product, mask: Tensor, steps: int, seed: int = 0) -> tuple[
     for _ in range(min(steps, int(mask.sum()))):
         w = product(basis[-1]) * mask
         alphas.append(float(w @ basis[-1]))
-        for _ in range(2):  # twice is enough, once is not (Parlett)
+        for _ in range(2):  # two passes are enough, one is not (Parlett)
             for old in basis:
                 w = w - (w @ old) * old
         beta = float(torch.linalg.vector_norm(w))

@@ -1,4 +1,4 @@
-"""The page's curves: everything that was recorded in each round."""
+"""The page's curves: every quantity that was recorded per round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tacit.report.pieces import legend, letter
 
 
 def charts(table: Sequence[Row], points: int = 400) -> list[Chart]:
-    """Everything that was recorded, as curves; of several rows one curve each, with a band over seeds."""
+    """All recorded quantities as curves; with several rows, one curve for each, with a band over seeds."""
     metric, alone = judged_by(table).common, len(table) == 1
     found: list[Chart] = []
 
@@ -70,7 +70,7 @@ def charts(table: Sequence[Row], points: int = 400) -> list[Chart]:
 
 
 def _budget(table: Sequence[Row]) -> float | None:
-    """The budget that all private runs have, if it is one."""
+    """The common budget of all private runs, if they have one."""
     found = {
         (run.config.get("privacy") or {}).get("epsilon") for row in table for run in row.runs if run.unit
     }
@@ -78,7 +78,7 @@ def _budget(table: Sequence[Row]) -> float | None:
 
 
 def _clipping_norm(table: Sequence[Row]) -> tuple[float, str] | None:
-    """The clipping norm that all clients have, if it is one and stays; as a line to draw."""
+    """The clipping norm, as a line to draw, if all clients have the same fixed one."""
     found = {
         ((run.config.get("privacy") or {}).get("clip") or {}).get("bound")
         for row in table
@@ -110,7 +110,9 @@ def _series(
 
 
 def _curve(row: Row, name: str, points: int, total: bool, factor: float) -> tuple[Point, ...]:
-    """Mean and deviation over the runs, in (at most so many of) the rounds that all of them recorded."""
+    """Mean and deviation over the runs, in the rounds that all of them recorded, thinned to at most this
+    many.
+    """
     runs = []
     for run in row.runs:
         if name == "bytes":
@@ -139,7 +141,7 @@ def _curve(row: Row, name: str, points: int, total: bool, factor: float) -> tupl
 
 
 def _layer_charts(run: Run, points: int) -> list[Chart]:
-    """Norms by layer over the rounds: each layer where they are few, else the mean of each kind."""
+    """Norms by layer over the rounds: each layer if they are few, otherwise the mean of each kind."""
     rounds = [(record["round"], record["layers"]) for record in run.metrics if record.get("layers")]
     if not rounds:
         return []
@@ -158,11 +160,11 @@ def _layer_charts(run: Run, points: int) -> list[Chart]:
 
 
 def figure(chart: Chart, n: int) -> str:
-    """A chart with its title, its key and its values for the script."""
+    """A chart with its title, its legend and its values for the script."""
     key = ""
     if any(
         s.letter and not s.letter.isupper() for s in chart.series
-    ):  # rows are named once, above all charts
+    ):  # the rows' legend stands once, above all charts
         key = legend([(s.colour, s.dashed, s.letter, s.label) for s in chart.series])
     values = [
         {

@@ -1,7 +1,7 @@
-"""How far clients come apart in one round: variance of AdamW's v over them, and drift of what they send.
+"""How far clients diverge in one round: the variance of AdamW's v over them, and the drift of their updates.
 
-Paper 004's Figure 2. From the server's model of a checkpoint, some clients each train for one round of Local
-AdamW and one of Local SGD; the server's model stays as it is.
+Paper 004's Figure 2. From the server's model in a checkpoint, some clients each train for one round of Local
+AdamW and one of Local SGD; the server's model does not change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tacit.vector import Vectors, read_buffers, read_values
 
 @dataclass(frozen=True)
 class ClientSpread:
-    """Over clients, of vectors x_i: √mean‖x_i − x̄‖² and ‖x̄‖."""
+    """Statistics over clients of vectors x_i: √mean‖x_i − x̄‖² and ‖x̄‖."""
 
     deviation: float
     mean: float
@@ -38,7 +38,7 @@ class ClientSpread:
 
 @dataclass(frozen=True)
 class Drift:
-    """What one checkpoint shows."""
+    """The results of one checkpoint."""
 
     round: int
     v: ClientSpread
@@ -53,10 +53,10 @@ class Drift:
 
 
 def measure(job: Job, round: int, clients: int, adamw_lr: float, sgd_lr: float, steps: int) -> Drift:
-    """Let `clients` of the job's clients, always the same, train from `job.model`, without privacy."""
+    """Train `clients` of the job's clients, always the same ones, from `job.model`, without privacy."""
     rng = randomness.generator(job.seed, "drift")
     chosen = np.sort(rng.choice(len(job.population), min(clients, len(job.population)), replace=False))
-    # With v carried from zero at round 0, "aggregate v" is Local AdamW that also shows its v.
+    # With v starting at zero in round 0, "aggregate v" is Local AdamW that also reports its v.
     adamw = FedAdamW(aggregate="v", alpha=0.0)
     local = _spreads(job, adamw, chosen.tolist(), adamw_lr, steps)
     return Drift(

@@ -1,4 +1,4 @@
-"""The page's first part: what its runs guarantee."""
+"""The first part of the page: what its runs guarantee."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ Statement = Mapping[str, Any]
 
 
 def stated(run: Run) -> Statement | str | None:
-    """What a run guarantees, by a replay of its ledger; a sentence where that fails, None if nothing is."""
+    """What a run guarantees, by replaying its ledger; a sentence if that fails, None if it guarantees
+    nothing.
+    """
     if run.unit is None:
         return None
     try:
@@ -29,7 +31,7 @@ def stated(run: Run) -> Statement | str | None:
 
 
 def last_stated(run: Run) -> Statement | str | None:
-    """The same as it was written at the last checkpoint: quick, for a page that is made anew all the time."""
+    """The same, as written at the last checkpoint: fast, for a page that is rebuilt all the time."""
     if run.unit is None:
         return None
     try:
@@ -76,7 +78,7 @@ def _plain_card(value: str, text: str) -> str:
 
 
 def _worst(found: Sequence[Statement | str | None]) -> Statement | str | None:
-    """The statement that promises least; one that cannot be read promises nothing."""
+    """The weakest statement; one that cannot be read guarantees nothing."""
     unknown = next((one for one in found if isinstance(one, str)), None)
     if unknown is not None:
         return unknown

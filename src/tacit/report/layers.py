@@ -10,16 +10,16 @@ from tacit.errors import UserError
 
 _NUMBERED = re.compile(r"^(.*?)\.(\d+)\.(.+)$")
 MOST_LETTERS = 80
-"""Letters of names that fit side by side under the axis."""
+"""How many letters of names fit side by side under the axis."""
 MOST_TICKS = 16
-"""Layers whose number stands at the axis, of a network that has more."""
+"""How many layers are numbered on the axis, for a network with more."""
 
 
 def draw(layers: Mapping[str, tuple[float, float]], file: Path, before_and_after: bool = False) -> None:
-    """One line for each part of a transformer layer, over the layers; all others as points at their place.
-    Where no layer has a number (a perceptron, say), one line over the layers, by name.
+    """One line over the layers for each part of a transformer layer; all other layers are points at their
+    place. If no layer has a number (a perceptron, say), one line over the layers, by name.
 
-    With `before_and_after` the two numbers are norms before and after noise: a line and a dotted one.
+    With `before_and_after`, the two numbers are norms before and after noise: a solid and a dotted line.
     """
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
@@ -52,7 +52,7 @@ def draw(layers: Mapping[str, tuple[float, float]], file: Path, before_and_after
 def _placed(
     layers: Mapping[str, tuple[float, float]],
 ) -> tuple[dict[str, list[tuple[int, float, float]]], dict[int, str]]:
-    """The lines, each of (place, mean, deviation), and what the places are called.
+    """The lines, each of (place, mean, deviation), and the names of the places.
 
     >>> _placed({"body.0": (1.0, 0.5), "head": (2.0, 0.5)})
     ({'layers': [(0, 1.0, 0.5), (1, 2.0, 0.5)]}, {0: 'body.0', 1: 'head'})

@@ -1,4 +1,4 @@
-"""What tells runs apart: every setting that may change a result, and the names of rows by it."""
+"""Row names: built from every setting that may change a result and that differs between runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 SPEED = ("engine", "checkpoint", "trackers", "name")
 """Parts of a config that cannot change a result."""
 LOOKING = ("every", "batch", "layers")
-"""Nor can these keys of `evaluate`."""
+"""Keys of `evaluate` that cannot change a result either."""
 UNSAID = ("bound", "name", "size", "kind", "class", "code")
-"""Last parts of a key that say less than the part before them."""
+"""Last parts of a key that are less informative than the part before them."""
 _MISSING = object()
 _CODE = " object.code"
 _OBJECT = "algorithm object.class"
-"""Said first, as the row's method."""
+"""Comes first, as the row's method."""
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -35,13 +35,13 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Everything that may change a result but the seed: settings, objects, and the records."""
+    """Everything that may change a result, except the seed: settings, objects, and the records."""
     compared = {key: value for key, value in run.config.items() if key not in (*SPEED, "seed")}
     looked = compared.get("evaluate") or {}
     compared["evaluate"] = {key: value for key, value in looked.items() if key not in LOOKING}
     for role, one in run.passed.items():
         section = {"algorithm": "method", "dataset": "data"}.get(role, role)
-        if role != "dataset":  # the partition of a data set is the config's business, a network is none of it
+        if role != "dataset":  # a data set's partition is in the config; a network is not
             compared.pop(section, None)
         compared[f"{role} object"] = {"class": one.name, "options": one.options, "code": one.fingerprint}
     if run.content is not None:
@@ -50,7 +50,9 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def without_noise(run: Run) -> dict[str, Any]:
-    """The same, but for noise that was found for a budget: that depends on the cohorts that a seed draws."""
+    """The same without noise that calibration found for a budget: that depends on the cohorts that a seed
+    draws.
+    """
     compared = settings_of(run)
     privacy = compared.get("privacy")
     if privacy and privacy.get("epsilon") is not None:
@@ -67,10 +69,10 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def named(runs: Sequence[Run]) -> list[str]:
-    """The method's name, then every key whose value tells rows apart.
+    """Row names: the method's name, then every key whose value distinguishes rows.
 
-    What goes without saying is left out: a preset's own settings beside its name, the noise that was found
-    for a budget, and keys of a section that some rows have and share (those without it say so).
+    Redundant parts are left out: a preset's own settings beside its name, noise that was found for a budget,
+    and keys of a section that some rows have and share (rows without the section say so).
     """
     flat = [_flat(settings_of(run)) for run in runs]
     keys = list(dict.fromkeys(key for values in flat for key in values))
@@ -84,7 +86,7 @@ def named(runs: Sequence[Run]) -> list[str]:
     said = (*absent, "method.name", _OBJECT)
     shown = [key for key in keys if key not in said and differs(key)]
     labels = _written(runs, flat, [key for key in shown if not key.endswith(_CODE)], absent)
-    # A fingerprint says nothing to a person: it is shown where nothing else tells two rows apart.
+    # A fingerprint means nothing to a reader: show it only if nothing else distinguishes two rows.
     return labels if len(set(labels)) == len(labels) else _written(runs, flat, shown, absent)
 
 
@@ -115,7 +117,7 @@ def _tells(section: str, flat: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _words(keys: Sequence[str]) -> dict[str, str]:
-    """Short names for keys: the last part that says something, or all of it where that is not one key's own.
+    """Short names for keys: the last informative part, or the whole key if that part is not unique.
 
     >>> _words(["privacy.clip.bound", "local.lr", "server.lr", "cohort.size"])
     {'privacy.clip.bound': 'clip', 'local.lr': 'local.lr', 'server.lr': 'server.lr', 'cohort.size': 'cohort'}

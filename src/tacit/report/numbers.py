@@ -23,7 +23,7 @@ from tacit.report.pieces import duration, letter, size, swatch, table_head
 
 
 def warnings(table: Sequence[Row]) -> Iterable[str]:
-    """What a reader must know before the numbers."""
+    """Warnings that a reader must see before the numbers."""
     if untrained(table):
         yield "numbers on the test set are with the initial personal part of the model, which nobody trains"
     for n, row in enumerate(table):
@@ -74,7 +74,7 @@ def tiles(row: Row) -> str:
 
 
 def runs_table(table: Sequence[Row], address: Callable[[Run], str] | None) -> str:
-    """A line for each row of runs."""
+    """A table line for each row of runs."""
     metric = judged_by(table)
     scale, unit = (100, " %") if metric.share else (1, "")
 
@@ -117,7 +117,7 @@ def runs_table(table: Sequence[Row], address: Callable[[Run], str] | None) -> st
 
 
 def runs_of(row: Row, address: Callable[[Run], str] | None) -> str:
-    """Where the runs of one row are."""
+    """The places of one row's runs."""
     if len(row.runs) == 1:
         return ""
     links = [
@@ -130,14 +130,14 @@ def runs_of(row: Row, address: Callable[[Run], str] | None) -> str:
 
 
 def rounds_table(run: Run) -> str:
-    """Everything that was recorded, round by round."""
+    """All recorded values, round by round."""
     names = list(dict.fromkeys(key for record in run.metrics for key in record))
     names = [
         n for n in names if n != "layers" and any(isinstance(r.get(n), int | float) for r in run.metrics)
     ]
     most = 500
     step = max(1, math.ceil(len(run.metrics) / most))
-    records = run.metrics[::-1][::step][::-1]  # the last round is always there
+    records = run.metrics[::-1][::step][::-1]  # always include the last round
 
     def cell(value: Any) -> str:
         if not isinstance(value, int | float):
@@ -171,7 +171,7 @@ def layers_table(run: Run) -> str:
 
 
 def names_of(run: Run) -> str:
-    """Classes by name, and clients whose updates were left out, as far as they have names."""
+    """Names of classes, and of clients whose updates were left out, if they have names."""
     classes, clients = (_listed(run.folder / name) for name in (LABELS, CLIENTS))
     lines = [("Classes", ", ".join(classes[:100]) + " …" * (len(classes) > 100))] if classes else []
     left = Counter(client for record in run.metrics for client in record.get("skipped", ()))

@@ -1,7 +1,7 @@
-"""One page on one run or many: a single HTML file that needs no network and can be read without a script.
+"""One page on one run or many: a single HTML file that needs no network and no script to be read.
 
-The guarantee comes first. Everything is in the HTML itself (tables, drawings, sentences for screen readers);
-the script adds sorting, values under the pointer or the arrow keys, and the choice of light or dark.
+The guarantee comes first. Everything is in the HTML itself (tables, drawings, sentences for screen readers).
+The script adds sorting, values under the pointer or arrow keys, and a choice of light or dark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tacit.report.pieces import legend, letter, warning
 
 PAGE = "report.html"
 LARGEST = 1_000_000
-"""Bytes of a page: what is drawn is thinned out until it fits."""
+"""The most bytes of a page: drawings are thinned until it fits."""
 
 
 def write_page(table: Sequence[Row], file: Path, title: str | None = None) -> None:
@@ -52,9 +52,9 @@ def page(
 
     Args:
         table: rows of runs, as `tacit compare` has them.
-        title: what it is called; the run's name by default.
-        statement: how a run's statement is found; a replay of its ledger by default.
-        address: of each run's own page, on a live board.
+        title: the page's title; the run's name by default.
+        statement: finds a run's statement; by default, replays its ledger.
+        address: gives the address of each run's own page, on a live board.
     """
     statement = statement or stated
     text = ""
@@ -72,7 +72,7 @@ def body(
     statement: Callable[[Run], Statement | str | None] = stated,
     address: Callable[[Run], str] | None = None,
 ) -> str:
-    """What is inside `<main>`: guarantee, numbers, curves, tables."""
+    """The content of `<main>`: guarantee, numbers, curves, tables."""
     parts = [guarantee(table[0], statement) if len(table) == 1 else guarantees(table, statement)]
     parts += [warning(text) for text in warnings(table)]
     if len(table) == 1:
@@ -104,7 +104,7 @@ def _whole(
 
 
 def shell(title: str, about: str, inside: str, live: bool = False) -> str:
-    """The page around its `<main>`: style, script, and a policy that forbids any other address."""
+    """The page around its `<main>`: style, script, and a content policy that forbids any other address."""
     connect = "connect-src 'self'; " if live else ""
     policy = (
         f"default-src 'none'; {connect}style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

@@ -1,7 +1,7 @@
-"""Two settings measured on the same seeds, or on the same clients: the difference, and how sure it is.
+"""Two settings measured on the same seeds or clients: the difference, with its confidence interval.
 
-A seed that is hard for one method is hard for the other too, so the difference within a seed tells more than
-two means with their spreads.
+A seed that is hard for one method is hard for the other too, so the difference within a seed is more
+informative than two means with their spreads.
 
 >>> paired({0: 0.81, 1: 0.74, 2: 0.78}, {0: 0.79, 1: 0.73, 2: 0.75, 3: 0.9}).text(100)
 '+2.0 [−0.5, +4.5]'
@@ -30,7 +30,7 @@ class Difference:
 
     @property
     def settled(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
     def text(self, scale: float = 1.0) -> str:
@@ -48,7 +48,7 @@ def paired(one: Mapping[Key, float], other: Mapping[Key, float], level: float = 
         level: of confidence.
 
     Returns:
-        The difference. One pair alone has the interval from −∞ to ∞: nothing is known of its spread.
+        The difference. A single pair has the interval from −∞ to ∞: nothing is known about the spread.
 
     Raises:
         ValueError: they have no key in common.
@@ -65,7 +65,7 @@ def paired(one: Mapping[Key, float], other: Mapping[Key, float], level: float = 
 
 
 def quantile(p: float, freedom: int) -> float:
-    """Of Student's t distribution."""
+    """A quantile of Student's t distribution."""
     from scipy.special import stdtrit  # slow to import, and only needed here
 
     return float(stdtrit(freedom, p))

@@ -12,9 +12,9 @@ from tacit.report.compare import Row
 
 
 def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> None:
-    """Draw a metric of every row over the rounds, as PNG, SVG or PDF by the file's ending.
+    """Draw a metric of every row over the rounds, as PNG, SVG or PDF, by the file's extension.
 
-    Of a row whose clients tuned for themselves, the metric after they did: before, it is the row above.
+    For a row whose clients fine-tuned, draws the metric after fine-tuning; the row above has it before.
     """
     from matplotlib.figure import Figure  # slow to import, and only needed here
     from matplotlib.ticker import MaxNLocator
@@ -36,7 +36,7 @@ def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> No
         alone = "o" if len(shared) == 1 else None  # one point makes no line
         (line,) = axes.plot(shared, mean, lines[n // 10 % len(lines)], marker=alone, label=label)
         if len(series) > 1:
-            std = values.std(0, ddof=1)  # of a sample, as in the table
+            std = values.std(0, ddof=1)  # sample standard deviation, as in the table
             axes.fill_between(
                 shared,
                 mean - std,

@@ -23,7 +23,7 @@ def swatch(n: int) -> str:
 
 
 def legend(entries: Iterable[tuple[int, bool, str, str]]) -> str:
-    """What is what in a chart: colour, whether it is dashed, letter and label of each curve."""
+    """The legend of a chart: colour, whether it is dashed, letter and label of each curve."""
     items = [
         f'<li><i class="c{colour % COLOURS}{" dash" if dashed or colour >= COLOURS else ""}"></i>'
         f"<b>{escape(mark)}</b> {escape(label)}</li>"
@@ -44,12 +44,12 @@ def table_head(name: str, columns: Sequence[tuple[str, bool]]) -> str:
 
 
 def warning(text: str) -> str:
-    """A sentence that stands out."""
+    """A highlighted sentence."""
     return f'<p class="warn">{escape(text)}</p>'
 
 
 def size(amount: float) -> str:
-    """Bytes as a person says them.
+    """Bytes in readable units.
 
     >>> size(1.9e9), size(430e6), size(2e3)
     ('1.9 GB', '430 MB', '2 kB')
@@ -61,7 +61,7 @@ def size(amount: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Time as a person says it.
+    """Time in readable units.
 
     >>> duration(4.2), duration(200), duration(9000)
     ('4.2 s', '3 min 20 s', '2 h 30 min')

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""What the user sees while a run is running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tacit.tasks.headline import headlines
 
 
 def workers(record: Record) -> str:
-    """What a cluster's engine tells of its machines; nothing for other engines.
+    """What a cluster's engine reports about its workers; empty for other engines.
 
     >>> workers({"workers": 4, "workers_busy": 0.912, "workers_lost": 1, "shards_replayed": 2})
     '4 workers, 91 % busy, 1 lost, 2 shards repeated'
@@ -32,7 +32,7 @@ def workers(record: Record) -> str:
 
 
 def watching(trackers: Sequence[object], show: bool | None) -> list[Tracker]:
-    """What tells a person how a run goes: a bar in terminals and notebooks, else warnings where needed."""
+    """The tracker to add for the user: a progress bar in terminals and notebooks, otherwise warnings."""
     if any(isinstance(tracker, LiveProgress) for tracker in trackers):
         return []
     console = Console(stderr=True, highlight=False)
@@ -41,9 +41,9 @@ def watching(trackers: Sequence[object], show: bool | None) -> list[Tracker]:
 
 
 class LiveProgress:
-    """A tracker that draws one line for the run and one for the round under way.
+    """A tracker that draws one line for the run and one for the current round.
 
-    Off a terminal (a log file, CI) it prints a plain line now and then instead.
+    Outside a terminal (a log file, CI) it occasionally prints a plain line instead.
     """
 
     PLAIN_EVERY = 10.0  # seconds

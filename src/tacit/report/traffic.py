@@ -1,4 +1,4 @@
-"""What a client sends and receives in a round, beside what the whole model would have cost.
+"""What a client sends and receives in a round, compared with the cost of the whole model.
 
 Frozen parameters are never sent, so a large model with small adapters moves little.
 """
@@ -29,7 +29,7 @@ class Traffic:
 
     @property
     def share(self) -> float:
-        """The trained share of the model, which is what is sent."""
+        """The trained share of the model, which is the part that is sent."""
         return self.trained / self.parameters
 
     def text(self) -> str:

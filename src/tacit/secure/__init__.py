@@ -1,7 +1,6 @@
-"""Secure aggregation: the server learns the sum of the clients' uploads, and nothing else of any of them.
+"""Secure aggregation: the server learns the sum of the clients' uploads, and nothing else about any of them.
 
-Pure protocol, without a transport: messages are bytes, and who carries them is somebody else's business. A
-round is
+This package is the pure protocol: messages are bytes, and the caller transports them. A round is
 
 >>> import numpy as np
 >>> keys = {n: ec.generate_private_key(ec.SECP256R1()) for n in range(4)}
@@ -22,8 +21,8 @@ round is
 >>> server.result().tolist()
 [4, -4, 4000]
 
-`tacit.secure.client` says why this holds against a server that lies; `tacit.secure.graph` what changes in
-large cohorts; `tacit.privacy.mechanisms.secure` how the noise is made in shares.
+`tacit.secure.client` explains why this holds against a server that lies; `tacit.secure.graph` explains what
+changes in large cohorts; `tacit.privacy.mechanisms.secure` explains how the noise is made in shares.
 """
 
 from cryptography.hazmat.primitives.asymmetric import ec

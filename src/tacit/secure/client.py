@@ -1,16 +1,17 @@
-"""A client of secure aggregation: five steps, in this order, once.
+"""A client of secure aggregation: it takes five steps, in this order, once.
 
 Bonawitz et al. 2017 ("Practical secure aggregation for privacy-preserving machine learning", CCS), the
 variant for a server that may lie, on the graphs of Bell et al. 2020. For the upload x_i the server gets
 
     y_i = x_i + own_i + Σ_{j > i} pair_ij − Σ_{j < i} pair_ij      modulo 2ᵇ,
 
-where pair_ij is made from a key that only i and j can compute, and own_i from a seed of i's. Pairs cancel in
-the sum over all. For a client that arrived, the others give away shares of its seed; for one that did not,
-shares of its mask key, with which the server removes the pairs that did not cancel. Nobody gives away both.
+where pair_ij comes from a key that only i and j can compute, and own_i from a seed of i's. In the sum over
+all clients the pairs cancel. For a client whose upload arrived, the others reveal shares of its seed. For one
+whose upload did not arrive, they reveal shares of its mask key, with which the server removes the pairs that
+did not cancel. Nobody reveals both.
 
-Why a lying server learns one sum of at least t uploads or nothing (complete graph, at most c colluders,
-2t > n + c):
+Why a lying server learns either one sum of at least t uploads or nothing (complete graph, at most c
+colluders, 2t > n + c):
 
 1. A client signs one view (advertisements, participants, survivors) and unmasks only if t members signed the
    same. Two views would need 2t signatures from n members, of whom honest ones sign once: 2t ≤ n + c. So all
@@ -22,7 +23,7 @@ Why a lying server learns one sum of at least t uploads or nothing (complete gra
    honest ones. These and T together are more than the n − c honest clients there are, so one of T is among
    them: i shares a pair with it, and their uploads show up together or not at all. So do those of T.
 
-A refusal ends the client's part in the round, and its secrets are forgotten: a server cannot try twice.
+A refusal ends the client's part in the round, and its secrets are forgotten, so a server cannot try twice.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ STEPS = ("advertise", "share_keys", "masked_input", "consistency", "unmask")
 
 
 class Client:
-    """One member's part in one attempt at a round. Each step takes what the server said and gives the signed
-    bytes to send it.
+    """One member's part in one attempt at a round. Each step takes the server's message and returns the
+    signed bytes to send back.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Client:
         terms: Terms,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """`identity` and `roster` are the client's own; `terms` come from the server, and what of them is a
-        matter of policy (the run, the config, the threshold) was checked by the caller.
+        """`identity` and `roster` are the client's own; `terms` come from the server. The caller has checked
+        those terms that are a matter of policy (the run, the config, the threshold).
         """
         if number not in terms.members:
             raise Refused(f"client {number} is not a member of the cohort")
@@ -109,7 +110,7 @@ class Client:
 
     @property
     def due(self) -> str | None:
-        """The step that comes next; None if its part has ended."""
+        """The next step; None if the client's part has ended."""
         return None if self._step is None else STEPS[self._step]
 
     def advertise(self) -> bytes:
@@ -139,7 +140,7 @@ class Client:
             return self._signed(Shares(tuple(boxes)))
 
     def masked_input(self, delivery: Delivery, vector: NDArray[np.int64]) -> bytes:
-        """The upload under its masks."""
+        """The masked upload."""
         with self._in_step("masked_input"):
             terms = self.terms
             self._participants = checked_numbers(delivery.participants, self._others, terms)
@@ -158,7 +159,7 @@ class Client:
             return self._signed(Masked(packed(masked, terms.bits)))
 
     def consistency(self, survivors: Survivors) -> bytes:
-        """A signature under what the server has told this client; it gives one only."""
+        """A signature under what the server has told this client; the client signs only once."""
         with self._in_step("consistency"):
             self._survivors = checked_numbers(survivors.numbers, self._participants, self.terms)
             if self.number not in self._survivors:
@@ -167,7 +168,7 @@ class Client:
             return self._signed(self._view)
 
     def unmask(self, agreement: Agreement) -> bytes:
-        """Shares of what the server needs for the sum over the survivors, once t of them signed for it."""
+        """Shares of what the server needs for the sum over the survivors, after t of them signed for it."""
         with self._in_step("unmask"):
             agreed = set()
             for data in agreement.signed:
@@ -190,7 +191,7 @@ class Client:
 
     @contextmanager
     def _in_step(self, name: str) -> Iterator[None]:
-        """The step that is due; whatever goes wrong in it, or out of it, ends the client's part."""
+        """Run the step that is due; any error in it, or a step out of order, ends the client's part."""
         due, self._step = self._step, None
         try:
             if due is None or STEPS[due] != name:
@@ -213,7 +214,7 @@ class Client:
 
 
 def _checked(vector: NDArray[np.int64], terms: Terms) -> NDArray[np.int64]:
-    """Refuse an upload of another shape, or one that would not survive the way there and back."""
+    """Refuse an upload of another shape, or with values that masking and unmasking would not preserve."""
     if vector.dtype != np.int64 or vector.shape != (terms.length,):
         raise Refused(f"an upload is {terms.length:,} whole numbers, not {vector.shape} of {vector.dtype}")
     most = 1 << terms.bits - 1

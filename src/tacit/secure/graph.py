@@ -1,24 +1,25 @@
-"""Who shares masks with whom: everyone with everyone, or in large cohorts each client with k others.
+"""Which clients share masks: all pairs, or in large cohorts each client with k others.
 
 Bell, Bonawitz, Gascón, Lepoint and Raykova 2020 ("Secure single-server aggregation with (poly)logarithmic
-overhead", CCS): clients stand on a ring in random order, each is a neighbour of the k/2 before and the k/2
-behind it (a Harary graph), and its secrets are shared among its neighbours and itself. Let R = n − t + c be
-the most clients that drop out or collude. What can go wrong by chance, and is kept below 2⁻⁴⁰ (a leak) and
-2⁻³⁰ (no result):
+overhead", CCS). Clients stand on a ring in random order. Each is a neighbour of the k/2 clients before it and
+the k/2 after it (a Harary graph), and its secrets are shared among its neighbours and itself. Let R = n − t +
+c be the most clients that drop out or collude. The following can go wrong by chance; its probability is kept
+below 2⁻⁴⁰ (a leak) and 2⁻³⁰ (no result):
 
-- the others are no longer connected, so that the sums of two parts could be told apart. For that, k/2 in a
-  row must be among the R; for a given place on the ring that is hypergeometric, and there are n places;
+- the other clients are no longer connected, so the sums of two parts could be told apart. That takes k/2 of
+  the R clients in a row; for a given place on the ring the probability is hypergeometric, and there are n
+  places;
 - some client's neighbourhood has as many colluders as it takes to reconstruct a secret (its threshold);
-- or so few who stay that nobody can: then the round has no result.
+- so few of a client's neighbours stay that nobody can reconstruct its secret: the round has no result.
 
 >>> plan(100, 67, 10)       # a small cohort: everyone
 Plan(degree=99, threshold=67)
 >>> plan(1000, 667, 100)
 Plan(degree=114, threshold=41)
 
-The complete graph protects from a server that lies. The sparse one protects from a server that follows the
-protocol, and from c clients who tell it all they know: who drops out must not depend on the graph, which a
-lying server could arrange.
+The complete graph protects from a server that lies. The sparse graph protects from a server that follows the
+protocol, and from c clients who tell it all they know. In that case dropouts must not depend on the graph,
+and a lying server could arrange that they do.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ from hashlib import sha256
 from tacit.secure.wire import Refused
 
 COMPLETE = 128
-"""Cohorts up to this size are always complete."""
+"""Cohorts up to this size always use the complete graph."""
 INSECURE, INCORRECT = 2.0**-40, 2.0**-30
-"""Probabilities of a random graph that leaks more than the sum, or that gives none."""
+"""The accepted probabilities that a random graph leaks more than the sum, and that it gives no result."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`degree` neighbours; `threshold` shares, of the neighbours' and a client's own, give a secret away."""
+    """`degree` neighbours; `threshold` shares, among those of the neighbours and the client's own, reveal a
+    secret.
+    """
 
     degree: int
     threshold: int
@@ -46,17 +49,19 @@ class Plan:
 
 @lru_cache(maxsize=256)
 def plan(clients: int, staying: int, colluding: int) -> Plan:
-    """The sparsest graph for so many, of whom `staying` stay and `colluding` collude (they may overlap)."""
+    """The sparsest graph for this many clients, of whom `staying` stay and `colluding` collude (they may
+    overlap).
+    """
     complete = Plan(clients - 1, staying)
     if clients <= COMPLETE:
         return complete
-    from scipy.stats import hypergeom  # a second to import, for cohorts that few have
+    from scipy.stats import hypergeom  # it takes a second to import, and few cohorts need it
 
     for degree in range(2, clients - 1, 2):
         half, gone = degree // 2, min(clients, clients - staying + colluding)
         if clients * hypergeom.pmf(half, clients, gone, half) > INSECURE / 2:
             continue
-        # The least threshold that colluders miss; it must be one that those who stay reach.
+        # The least threshold that colluders miss; the clients who stay must reach it.
         corrupt, alive = (
             hypergeom(clients - 1, colluding, degree),
             hypergeom(clients - 1, staying - 1, degree),
@@ -69,7 +74,7 @@ def plan(clients: int, staying: int, colluding: int) -> Plan:
 
 @dataclass(frozen=True)
 class Graph:
-    """The neighbours among `numbers`, in an order that `seed` decides."""
+    """A graph of neighbours among `numbers`, in an order that `seed` decides."""
 
     numbers: tuple[int, ...]
     plan: Plan
@@ -84,7 +89,7 @@ class Graph:
         return {number: place for place, number in enumerate(self._ring)}
 
     def neighbours(self, number: int) -> list[int]:
-        """Ascending."""
+        """The client's neighbours, ascending."""
         if number not in self._place:
             raise Refused(f"client {number} is not in the graph")
         if self.plan.degree >= len(self.numbers) - 1:
@@ -94,7 +99,7 @@ class Graph:
         return sorted(self._ring[(place + step) % count] for step in steps)
 
     def holders(self, number: int) -> list[int]:
-        """Who holds a share of the client's secrets, in the order of the shares."""
+        """The holders of shares of the client's secrets, in the order of the shares."""
         return sorted([number, *self.neighbours(number)])
 
 

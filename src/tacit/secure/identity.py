@@ -1,8 +1,8 @@
-"""Who speaks: long-term keys of clients, and the roster that every client holds.
+"""Identities: long-term keys of clients, and the roster that every client holds.
 
-Keys are on NIST's curves P-256 and P-384, as OpenSSH writes them and as Flower's clients have them;
-signatures are ECDSA. The roster comes from the owners, not from the server: a key that the server invents is
-not in it.
+Keys are on NIST's curves P-256 and P-384, in OpenSSH's format, like the keys of Flower's clients; signatures
+are ECDSA. The roster comes from the owners, not from the server, so it contains no key that the server
+invented.
 
 >>> mine = ec.generate_private_key(ec.SECP256R1())
 >>> roster = Roster({4: mine.public_key()})
@@ -43,7 +43,7 @@ class Roster:
 
     @classmethod
     def read(cls, lines: Mapping[int, bytes]) -> Roster:
-        """From OpenSSH public keys such as `ecdsa-sha2-nistp384 AAAA… name`."""
+        """A roster from OpenSSH public keys such as `ecdsa-sha2-nistp384 AAAA… name`."""
         keys = {}
         for number, line in lines.items():
             try:

@@ -1,11 +1,11 @@
 """Keys, masks and sealed shares. All primitives are OpenSSL's (`cryptography`) and PyCryptodome's.
 
-- X25519 agrees on a secret for two clients; HKDF-SHA256 makes keys of it, one for each purpose, bound to the
-  round's terms and to both public keys;
-- AES-256 in counter mode expands a key to a mask: uniform numbers modulo 2³² or 2⁶⁴, of which uploads keep as
-  many low bits as their terms say. A mask modulo 2⁶⁴ is one modulo 2ᵇ too, so sums come out the same;
-- AES-256-GCM seals shares, each with a key that is used once;
-- Shamir's secret sharing, over GF(2¹²⁸), of secrets of 128 bits.
+- X25519 gives two clients a common secret; HKDF-SHA256 derives keys from it, one for each purpose, bound to
+  the round's terms and to both public keys;
+- AES-256 in counter mode expands a key to a mask: uniform numbers modulo 2³² or 2⁶⁴. Uploads keep as many low
+  bits of it as their terms say. A mask modulo 2⁶⁴ is also one modulo 2ᵇ, so sums come out the same;
+- AES-256-GCM seals shares, each with a key that is used only once;
+- Shamir's secret sharing over GF(2¹²⁸) splits secrets of 128 bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tacit.secure.wire import Refused
 
 Lanes = NDArray[np.uint32] | NDArray[np.uint64]
 SECRET = 16
-"""Bytes of a secret that is shared."""
+"""Bytes of a shared secret."""
 _CHUNK = 1 << 19
 _ZEROS = bytes(_CHUNK)
 _ONCE = bytes(12)
@@ -42,12 +42,12 @@ def derived(secret: bytes, terms: bytes, purpose: bytes, *parts: bytes) -> bytes
 
 
 def mask_private(seed: bytes, terms: bytes) -> X25519PrivateKey:
-    """The private mask key that a shared secret stands for."""
+    """The private mask key derived from a shared secret."""
     return X25519PrivateKey.from_private_bytes(derived(seed, terms, b"mask private key"))
 
 
 def commitment(seed: bytes, terms: bytes) -> bytes:
-    """To the seed of a client's own mask, which has 128 bits: it hides it and binds to it."""
+    """A hiding and binding commitment to the seed of a client's own mask, which has 128 bits."""
     return derived(seed, terms, b"commitment")
 
 
@@ -56,7 +56,7 @@ def public_bytes(key: X25519PrivateKey) -> bytes:
 
 
 def pair_key(mine: X25519PrivateKey, theirs: bytes, terms: bytes) -> bytes:
-    """The key of the mask between two clients; the same for both."""
+    """The key of the mask between two clients; both compute the same."""
     first, second = sorted((public_bytes(mine), theirs))
     return derived(_agreed(mine, theirs), terms, b"pair mask", first, second)
 
@@ -77,13 +77,13 @@ def _agreed(mine: X25519PrivateKey, theirs: bytes) -> bytes:
 
 
 def lanes(values: NDArray[np.int64], bits: int) -> Lanes:
-    """Whole numbers as numbers modulo 2³² or 2⁶⁴: a copy."""
+    """Whole numbers modulo 2³² or 2⁶⁴, as a copy."""
     unsigned = values.astype(np.uint64)
     return unsigned.astype(np.uint32) if bits <= 32 else unsigned
 
 
 def add_mask_(into: Lanes, key: bytes, minus: bool = False) -> None:
-    """Add the mask of a key that is used for nothing else, or take it away, modulo the lanes' size."""
+    """Add or subtract the mask of a key, modulo the lanes' size; the key must have no other use."""
     stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
     step = _CHUNK // into.itemsize
     for start in range(0, len(into), step):
@@ -93,7 +93,7 @@ def add_mask_(into: Lanes, key: bytes, minus: bool = False) -> None:
 
 
 def packed(values: Lanes, bits: int) -> bytes:
-    """The low `bits` of each number, one after the other, the lowest bit first."""
+    """The low `bits` of each number, one after the other, lowest bit first."""
     if bits == 8 * values.itemsize:
         return values.astype(values.dtype.newbyteorder("<")).tobytes()
     out = []
@@ -106,7 +106,7 @@ def packed(values: Lanes, bits: int) -> bytes:
 
 
 def unpacked(data: bytes, length: int, bits: int) -> Lanes:
-    """The numbers of `packed`; `Refused` unless the bytes are exactly as many, and those left over zero."""
+    """The numbers that `packed` wrote; `Refused` unless the length is exact and the unused bits are zero."""
     if len(data) != packed_size(length, bits):
         raise Refused(f"{len(data):,} bytes are not {length:,} numbers of {bits} bits")
     kind = np.dtype(np.uint32 if bits <= 32 else np.uint64)
@@ -128,12 +128,12 @@ def unpacked(data: bytes, length: int, bits: int) -> Lanes:
 
 
 def packed_size(length: int, bits: int) -> int:
-    """Bytes of so many numbers."""
+    """Bytes that this many numbers take."""
     return -(-length * bits // 8)
 
 
 def centred(values: Lanes, bits: int) -> NDArray[np.int64]:
-    """Numbers modulo 2^bits as those between −2^(bits−1) and 2^(bits−1) − 1."""
+    """Numbers modulo 2^bits, mapped to −2^(bits−1) … 2^(bits−1) − 1."""
     spare = np.uint64(64 - bits)
     return (values.astype(np.uint64) << spare).view(np.int64) >> np.int64(spare)
 
@@ -142,23 +142,23 @@ def centred(values: Lanes, bits: int) -> NDArray[np.int64]:
 
 
 def split(secret: bytes, threshold: int, holders: int) -> list[bytes]:
-    """Shares for so many holders, any `threshold` of which give the secret and fewer give nothing."""
+    """Shares for this many holders: any `threshold` of them give the secret, fewer give nothing."""
     shares = Shamir.split(threshold, holders, secret, ssss=False)
     return [bytes(share) for _, share in sorted(shares)]
 
 
 def combined(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of as many shares as it takes, by their holders' places, counted from 0."""
+    """The secret from enough shares, keyed by their holders' places, counted from 0."""
     return bytes(Shamir.combine([(place + 1, share) for place, share in shares.items()], ssss=False))
 
 
 def seal(mine: X25519PrivateKey, theirs: bytes, terms: bytes, content: bytes) -> bytes:
-    """Encrypt for one other client. Once for each pair of keys and direction."""
+    """Encrypt for one other client; only once for each pair of keys and direction."""
     return AESGCM(_sealing(mine, theirs, terms, public_bytes(mine), theirs)).encrypt(_ONCE, content, terms)
 
 
 def unseal(mine: X25519PrivateKey, theirs: bytes, terms: bytes, box: bytes) -> bytes:
-    """What the other one sealed; `Refused` if it did not, or not for this client and round."""
+    """What the other client sealed; `Refused` if it did not, or if it is not for this client and round."""
     try:
         return AESGCM(_sealing(mine, theirs, terms, theirs, public_bytes(mine))).decrypt(_ONCE, box, terms)
     except InvalidTag:

@@ -1,4 +1,4 @@
-"""What clients and the server say to each other, in the order of a round.
+"""The messages between clients and the server, in the order of a round.
 
     client → server              server → client
     Advertise                    Keys          everyone's advertisements
@@ -7,7 +7,7 @@
     Agreed                       Agreement     what the others signed
     Unmask
 
-What a client says it signs, together with the round's terms. What the server says nobody has to believe.
+A client signs its messages, together with the round's terms. Nobody has to trust the server's messages.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Advertise:
     """A client's keys for this round."""
 
     mask_key: Bytes32
-    """X25519: agreed with each neighbour, it makes the masks between them."""
+    """X25519: its key agreement with each neighbour gives the masks between them."""
     share_key: Bytes32
-    """X25519: agreed with each neighbour, it encrypts shares between them."""
+    """X25519: its key agreement with each neighbour gives the keys that encrypt shares between them."""
     commitment: Bytes32
-    """To the seed of the client's own mask, so that wrong shares of it are noticed."""
+    """A commitment to the seed of the client's own mask, so that wrong shares of it are noticed."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Masked:
 
 @dataclass(frozen=True)
 class Agreed:
-    """A client has been told these advertisements, participants and survivors, and no others."""
+    """A client's statement that it was told these advertisements, participants and survivors only."""
 
     digest: Bytes32
 
 
 @dataclass(frozen=True)
 class Unmask:
-    """Shares of own-mask seeds of those who arrived, and of mask keys of those who did not."""
+    """Shares of the own-mask seeds of clients whose upload arrived, and of the mask keys of the others."""
 
     seeds: tuple[tuple[U32, Bytes16], ...]
     keys: tuple[tuple[U32, Bytes16], ...]
@@ -67,14 +67,14 @@ class Unmask:
 
 @dataclass(frozen=True)
 class Keys:
-    """The signed advertisements of all who advertised."""
+    """The signed advertisements of all clients who advertised."""
 
     advertisements: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Who sent shares, and what they sent to this client."""
+    """The clients that sent shares, and the shares for this client."""
 
     participants: tuple[U32, ...]
     boxes: tuple[tuple[U32, bytes], ...]
@@ -82,7 +82,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Survivors:
-    """Whose masked upload arrived."""
+    """The clients whose masked upload arrived."""
 
     numbers: tuple[U32, ...]
 
@@ -115,13 +115,13 @@ class Signed:
 
 
 def signed(key: PrivateKey, terms: Terms, sender: int, message: Said) -> bytes:
-    """A client's message, ready to be sent."""
+    """A client's signed message, ready to be sent."""
     bare = Signed(_KINDS[type(message)], terms.digest, sender, encode(message), b"")
     return encode(replace(bare, signature=sign(key, bare.content)))
 
 
 def opened(cls: type[S], terms: Terms, roster: Roster, data: bytes) -> tuple[int, S]:
-    """Who sent this, and what; `Refused` unless a member said it, in this attempt at this round."""
+    """The sender and the message; `Refused` unless a member said it in this attempt at this round."""
     envelope = decode(Signed, data)
     if envelope.terms != terms.digest:
         raise Refused(f"client {envelope.sender}: the message belongs to another round")
@@ -134,7 +134,7 @@ def opened(cls: type[S], terms: Terms, roster: Roster, data: bytes) -> tuple[int
 
 
 def opened_keys(keys: Keys, terms: Terms, roster: Roster) -> dict[int, Advertise]:
-    """The advertisements, in the order of their senders; `Refused` if any is doubtful or they are too few."""
+    """The advertisements, in the order of their senders; `Refused` if one is invalid or there are too few."""
     found: dict[int, Advertise] = {}
     last = -1
     for data in keys.advertisements:
@@ -161,7 +161,7 @@ def encode_numbers(numbers: Iterable[int]) -> bytes:
 
 
 def checked_numbers(numbers: tuple[int, ...], among: Iterable[int], terms: Terms) -> frozenset[int]:
-    """A set that the server announced; `Refused` unless it is ascending, within `among` and large enough."""
+    """The set that the server announced; `Refused` unless ascending, within `among` and large enough."""
     found = frozenset(numbers)
     if list(numbers) != sorted(found) or not found <= set(among):
         raise Refused("the server names clients twice, out of order, or who cannot be there")

@@ -1,9 +1,9 @@
-"""The server of secure aggregation: it passes messages on, adds masked uploads up, and removes the masks that
-are left.
+"""The server of secure aggregation: it forwards messages, adds up masked uploads, and removes the remaining
+masks.
 
-It holds one running sum, never a list of uploads. A message that is not what the stage asks for is `Refused`
-and changes nothing; whoever sent it may send a better one, and is absent otherwise. With fewer than t clients
-left the round has no sum.
+It holds one running sum, never a list of uploads. A message that the stage does not expect is `Refused` and
+changes nothing. Its sender may send a better one; otherwise the sender is absent. With fewer than t clients
+left, the round has no sum.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tacit.secure.terms import Terms
 from tacit.secure.wire import Refused
 
 TRIES = 300
-"""Groups of shares from which a secret is tried to be put together."""
+"""How many groups of shares are tried to reconstruct a secret."""
 
 
 class Stage(IntEnum):
@@ -64,7 +64,7 @@ class Stage(IntEnum):
 
 
 class Server:
-    """One attempt at a round. `receive` what clients send; each of the other methods ends a stage."""
+    """One attempt at a round. `receive` takes what clients send; each of the other methods ends a stage."""
 
     def __init__(self, terms: Terms, roster: Roster) -> None:
         self.terms, self._roster = terms, roster
@@ -81,7 +81,7 @@ class Server:
         self._view: Agreed
 
     def receive(self, data: bytes) -> int:
-        """Take a client's message of the present stage; the client's number."""
+        """Process a client's message of the present stage; returns the client's number."""
         taking: dict[Stage, Callable[[bytes], int]] = {
             Stage.ADVERTISE: self._take_advertisement,
             Stage.SHARES: self._take_shares,
@@ -94,7 +94,7 @@ class Server:
         return taking[self.stage](data)
 
     def keys(self) -> Keys:
-        """Everyone's advertisements, for all who advertised."""
+        """All advertisements, for all clients who advertised."""
         self._end(Stage.ADVERTISE, self._advertised)
         self._advertised = dict(sorted(self._advertised.items()))
         self._keys = Keys(tuple(data for data, _ in self._advertised.values()))
@@ -104,7 +104,7 @@ class Server:
         return self._keys
 
     def deliveries(self) -> dict[int, Delivery]:
-        """For each who sent shares, those that others sent to it."""
+        """For each client that sent shares, the shares that others sent to it."""
         self._end(Stage.SHARES, self._boxes)
         numbers = tuple(sorted(self._boxes))
         return {
@@ -116,7 +116,7 @@ class Server:
         }
 
     def survivors(self) -> Survivors:
-        """Whose uploads are in the sum."""
+        """The clients whose uploads are in the sum."""
         self._end(Stage.MASKED, self._arrived)
         arrived = tuple(sorted(self._arrived))
         self._view = view(self._keys, sorted(self._boxes), arrived)
@@ -137,7 +137,7 @@ class Server:
                 continue
             private = mask_private(self._mask_seed_of(number), terms)
             for other in self._graph.neighbours(number):
-                if other in self._arrived:  # and has the pair in its upload
+                if other in self._arrived:  # its upload contains the pair
                     key = pair_key(private, self._advertised[other][1].mask_key, terms)
                     add_mask_(total, key, minus=number > other)
         return centred(total, self.terms.bits)
@@ -214,13 +214,13 @@ class Server:
     # --- secrets of clients -----------------------------------------------------------------------------
 
     def _seed_of(self, number: int) -> bytes:
-        """The seed of the own mask of a client that arrived."""
+        """The seed of the own mask of a client whose upload arrived."""
         wanted = self._advertised[number][1].commitment
         shares = self._shares(number, lambda message: message.seeds)
         return self._secret(number, shares, lambda seed: commitment(seed, self.terms.digest) == wanted)
 
     def _mask_seed_of(self, number: int) -> bytes:
-        """What the mask key of a client that did not arrive is made from."""
+        """The seed of the mask key of a client whose upload did not arrive."""
         wanted = self._advertised[number][1].mask_key
         shares = self._shares(number, lambda message: message.keys)
         return self._secret(
@@ -230,13 +230,13 @@ class Server:
     def _shares(
         self, number: int, part: Callable[[Unmask], tuple[tuple[int, bytes], ...]]
     ) -> dict[int, bytes]:
-        """By their place among the client's holders."""
+        """Shares by their place among the client's holders."""
         holders = enumerate(self._graph.holders(number))
         return {place: dict(part(self._unmasked[h]))[number] for place, h in holders if h in self._unmasked}
 
     def _secret(self, number: int, shares: dict[int, bytes], fits: Callable[[bytes], bool]) -> bytes:
-        """The secret of these shares. Wrong ones are noticed, and others are tried; whoever sent one is asked
-        last from then on.
+        """The secret from these shares. Wrong shares are noticed, and other groups are tried; a client that
+        sent a wrong share is used last from then on.
         """
         threshold, holders = self._graph.plan.threshold, self._graph.holders(number)
         places = sorted(shares, key=lambda place: (holders[place] in self._suspects, place))
@@ -255,7 +255,7 @@ class Server:
     def _suspect(
         self, holders: list[int], shares: dict[int, bytes], right: Sequence[int], secret: bytes
     ) -> None:
-        """Find out whose shares are not of the polynomial that the right ones are of."""
+        """Find the holders whose shares do not lie on the polynomial of the right ones."""
         for place in shares.keys() - set(right):
             swapped = (*right[1:], place)
             if combined({p: shares[p] for p in swapped}) != secret:
@@ -263,8 +263,9 @@ class Server:
 
 
 def _groups(places: list[int], size: int) -> Iterator[tuple[int, ...]]:
-    """Groups of `size` places: the first, and others in case some are wrong; all if they are few, and else
-    `TRIES` at random, each of which misses w wrong ones of m with a chance of about (1 − size/m)ʷ.
+    """Groups of `size` places: the first `size` places, then others in case some shares are wrong. These are
+    all groups if there are few, and otherwise `TRIES` random ones, each of which misses w wrong shares of m
+    with a chance of about (1 − size/m)ʷ.
     """
     if len(places) < size:
         return
@@ -272,6 +273,6 @@ def _groups(places: list[int], size: int) -> Iterator[tuple[int, ...]]:
     if math.comb(len(places), size) <= TRIES:
         yield from itertools.islice(itertools.combinations(places, size), 1, None)
         return
-    rng = random.Random(0)  # nobody gains by knowing which are tried
+    rng = random.Random(0)  # knowing which groups are tried gives no advantage
     for _ in range(TRIES):
         yield tuple(rng.sample(places, size))

@@ -1,12 +1,12 @@
-"""What a round of secure aggregation is about: public, the same for everyone, and bound into every signature.
+"""The terms of a round of secure aggregation: public, the same for all, and bound into every signature.
 
 >>> terms = Terms.fresh(run=bytes(16), round=3, attempt=0, config=bytes(32), members=range(10), length=1000,
 ...                     bits=32, threshold=7, colluding=1)
 >>> len(terms.digest), decode(Terms, encode(terms)) == terms
 (32, True)
 
-With n members, threshold t and c colluders, 2t > n + c is demanded: any two groups of t then share an honest
-client, so that a server which tells clients different things gets nowhere. `tacit.secure.client` has the
+With n members, threshold t and c colluders, 2t > n + c is required. Any two groups of t members then share an
+honest client, so a server that tells clients different things achieves nothing. `tacit.secure.client` has the
 argument.
 """
 
@@ -23,7 +23,7 @@ from tacit.secure.wire import U8, U32, U64, Bytes16, Bytes32, Refused, decode, e
 
 MOST_BITS = 64
 TAIL = 16
-"""Standard deviations of the noise for which a sum has room: beyond is less likely than 10⁻⁵⁶."""
+"""The sum has room for noise of this many standard deviations: larger noise is less likely than 10⁻⁵⁶."""
 _CONTEXT = b"tacit secure aggregation 1: terms\0"
 
 
@@ -35,11 +35,11 @@ class Terms:
     round: U64
     attempt: U64
     nonce: Bytes32
-    """Fresh for each attempt: nothing signed for another one is of use here."""
+    """Fresh for each attempt, so nothing signed for another attempt is valid here."""
     config: Bytes32
     """A digest of what the clients were asked to do."""
     members: tuple[U32, ...]
-    """The cohort: numbers of the roster, ascending."""
+    """The cohort: numbers from the roster, ascending."""
     length: U64
     """Coordinates of an upload."""
     bits: U8
@@ -47,7 +47,7 @@ class Terms:
     threshold: U32
     """t: with fewer clients left, at any stage, there is no sum."""
     colluding: U32
-    """c: as many members, together with the server, learn no more than the sum of the others."""
+    """c: this many members, together with the server, learn no more than the sum of the others."""
 
     def __post_init__(self) -> None:
         n, t, c = len(self.members), self.threshold, self.colluding
@@ -63,7 +63,7 @@ class Terms:
 
     @cached_property
     def digest(self) -> bytes:
-        """What signatures, keys and masks of this attempt are bound to."""
+        """The digest that signatures, keys and masks of this attempt are bound to."""
         return sha256(_CONTEXT + encode(self)).digest()
 
     @classmethod
@@ -80,14 +80,14 @@ class Terms:
         threshold: int,
         colluding: int = 0,
     ) -> Terms:
-        """Terms with a nonce of their own."""
+        """Terms with a fresh nonce."""
         numbers = tuple(sorted(members))
         nonce = os.urandom(32)
         return cls(run, round, attempt, nonce, config, numbers, length, bits, threshold, colluding)
 
 
 def least_threshold(members: int, colluding: int = 0) -> int:
-    """The least t that a cohort of so many may have.
+    """The least t that a cohort of this size may have.
 
     >>> [least_threshold(n) for n in (1, 2, 3, 4, 10)], least_threshold(100, 30)
     ([1, 2, 2, 3, 6], 66)
@@ -96,9 +96,9 @@ def least_threshold(members: int, colluding: int = 0) -> int:
 
 
 def bits_needed(members: int, radius: int, std: float) -> int:
-    """Bits for the sum of `members` whole numbers of size ≤ radius, and noise of `std` in all.
+    """Bits for the sum of `members` whole numbers of size ≤ radius, plus noise of `std` in total.
 
-    Two's complement, so one for the sign. A sum that left this range would come back wrong, not unsafe.
+    Two's complement, so one bit is for the sign. A sum outside this range would come back wrong, not unsafe.
 
     >>> bits_needed(100, 2**20, 2.0**20)
     28

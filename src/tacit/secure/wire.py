@@ -1,8 +1,8 @@
-"""Messages as bytes, and back: one encoding for each message, and everything else refused.
+"""Messages as bytes, and back: each message has one encoding, and everything else is refused.
 
-A message is a frozen dataclass whose annotations say what its fields are: whole numbers of so many bytes,
-bytes of a fixed or of any length, tuples of these. There are no tags, no names and no options on the wire, so
-two different strings of bytes never mean the same, and a parser has nothing to choose.
+A message is a frozen dataclass whose annotations describe its fields: whole numbers of a fixed number of
+bytes, bytes of fixed or any length, and tuples of these. There are no tags, no names and no options on the
+wire. So two different byte strings never mean the same message, and a parser has no choices to make.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -37,7 +37,7 @@ M = TypeVar("M")
 
 
 class Refused(UserError):
-    """A message that is not what the protocol asks for here and now; nothing of it was used."""
+    """A message that the protocol does not expect here and now; no part of it was used."""
 
 
 def encode(message: Any) -> bytes:
@@ -49,7 +49,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(cls: type[M], data: bytes) -> M:
-    """The message of class `cls` that these bytes are, all of them. Otherwise `Refused`, whatever they are.
+    """Decode the whole of these bytes as a message of class `cls`. Any other bytes are `Refused`.
 
     Time and memory are bounded by the length of `data`, whatever numbers it contains.
     """
@@ -113,7 +113,7 @@ def _read(kind: Any, reader: _Reader) -> Any:
     parts = get_args(kind)
     if parts[-1] is Ellipsis:
         count = int.from_bytes(reader.take(_LENGTH))
-        if count > reader.left:  # each takes a byte at least
+        if count > reader.left:  # each item takes at least one byte
             raise Refused(f"{reader.what}: cut off")
         parts = (parts[0],) * count
     return tuple(_read(part, reader) for part in parts)

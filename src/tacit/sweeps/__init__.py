@@ -22,15 +22,15 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Run every point of a config with a `sweep:` section.
 
-    Runs go on in processes of their own, so a script that calls this needs `if __name__ == "__main__":`.
-    Finished runs are not run again and interrupted ones go on: call it again to continue.
+    Each run has its own process, so a script that calls this needs `if __name__ == "__main__":`. Finished
+    runs are not repeated and interrupted runs continue: call it again to continue a sweep.
 
     Args:
         file: the YAML file.
         overrides: dotted keys, such as {"rounds": 5, "sweep.seed": [0, 1]}.
-        folder: where the runs are saved; under runs/ by the sweep's name if not given.
-        jobs: runs at once; one for each core if not given.
-        watch: hears of the progress.
+        folder: where the runs are saved; by default under runs/, by the sweep's name.
+        jobs: how many runs at once; by default one for each core.
+        watch: called with the progress.
 
     Returns:
         The rows that `tacit.compare` gives for them.

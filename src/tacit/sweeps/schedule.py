@@ -1,7 +1,7 @@
-"""The runs of a sweep, scheduled: many runs, side by side.
+"""The scheduler of a sweep: many runs side by side.
 
-As many runs go on at once as there are cores, each in a process with one thread. Finished runs are never run
-again and interrupted ones go on, so the same command continues a sweep that was stopped.
+There are as many runs at once as cores, each in a process with one thread. Finished runs are never repeated
+and interrupted runs continue, so the same command continues a sweep that was stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tacit.system import cores
 from tacit.tasks import headline
 
 DIVERGED = "diverged"
-"""Left in the folder of a run that came to no end: it is not tried again, and its rate not chosen."""
+"""A marker in the folder of a run that diverged: it is not tried again, and its rate is not chosen."""
 
 
 @dataclass(frozen=True)
@@ -62,38 +62,38 @@ class SweepRun:
 
 
 class SweepWatch(Protocol):
-    """Whoever shows how a sweep goes."""
+    """Shows the progress of a sweep."""
 
     def start(self, title: str, runs: int, rounds: int) -> None:
-        """So many runs with so many rounds in all are to be run."""
+        """This many runs, with this many rounds in all, are about to start."""
         return
 
     def progress(self, runs: int, rounds: int) -> None:
-        """So many are done; called several times a second."""
+        """This many are done; called several times a second."""
         return
 
     def end(self) -> None:
-        """They are all done, or something went wrong."""
+        """All runs are done, or something went wrong."""
         return
 
 
 def run_sweep(
     sweep: Sweep, folder: Path, jobs: int | None = None, watch: SweepWatch | None = None
 ) -> list[SweepRun]:
-    """Tune, then run every point in a folder of its own under `folder`; the runs, in order.
+    """Tune, then run every point in its own folder under `folder`; returns the runs, in order.
 
-    One process at a time: a second one is refused, in one line, before it has changed anything.
+    Only one process at a time may run it: a second one is refused, in one line, before it changes anything.
 
     Args:
         sweep: from `tacit.config.sweep.read_sweep`.
-        folder: where the runs are; those that are there already are not run again, or go on.
-        jobs: runs at once; one for each core if not given.
-        watch: hears of the progress.
+        folder: where the runs are; those already there are not repeated, or continue.
+        jobs: how many runs at once; by default one for each core.
+        watch: called with the progress.
 
     Raises:
-        UserError: a run failed, one in the folder has other settings, or the folder is of other things.
+        UserError: a run failed, a run in the folder has other settings, or the folder holds other things.
     """
-    _refuse_strangers(folder)  # before a lock is left among them
+    _refuse_strangers(folder)  # before a lock file is created there
     with locked(folder, create=True):
         return _run_sweep(sweep, folder, jobs or cores(), watch or _Nobody())
 
@@ -122,10 +122,10 @@ def _run_sweep(sweep: Sweep, folder: Path, jobs: int, watch: SweepWatch) -> list
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """A folder of other things, such as records, or of a single run is no place for a sweep."""
+    """Refuse a folder of other things, such as records, or of a single run: it is no place for a sweep."""
     try:
         found = {file.name for file in folder.iterdir()}
-    except OSError:  # it is not there, or whoever locks it says what is wrong with it
+    except OSError:  # it does not exist, or locking it will report the problem
         return
     if CONFIG in found:
         raise UserError(f"{folder} holds a run, and a sweep is many; choose another folder with --out")
@@ -135,11 +135,11 @@ def _refuse_strangers(folder: Path) -> None:
 
 
 class _Nobody(SweepWatch):
-    """Nobody watches."""
+    """Shows nothing."""
 
 
 def _best(tasks: Sequence[SweepRun], keys: Sequence[str]) -> Point:
-    """The tuned values of the run that ended best on the validation records."""
+    """The tuned values of the run with the best result on the validation records."""
     tasks = [task for task in tasks if not task.diverged()]
     if not tasks:
         raise UserError(f"sweep.tune: all values of {', '.join(keys)} diverge; try lower ones")
@@ -158,14 +158,14 @@ def _best(tasks: Sequence[SweepRun], keys: Sequence[str]) -> Point:
 
 
 def _refuse_other_settings(sweep: Sweep, tasks: Sequence[SweepRun]) -> None:
-    """A folder that holds runs of other settings must not pass for the runs that are asked for."""
+    """Runs with other settings in the folder must not pass for the requested runs."""
     for task in tasks:
         if not (task.folder / CONFIG).exists():
             continue
         there = config.load(task.folder / CONFIG, presets=False).model_dump(mode="json")
         here = sweep.config(task.point).model_dump(mode="json")
         if here["privacy"] and here["privacy"]["noise"] is None and there["privacy"]:
-            there["privacy"]["noise"] = None  # it was found for the budget, which is compared
+            there["privacy"]["noise"] = None  # calibration found it for the budget, which is compared
         changed = differences(there, here)
         if changed:
             raise UserError(
@@ -179,33 +179,33 @@ def _run_all(sweep: Sweep, tasks: Sequence[SweepRun], watch: SweepWatch, title: 
     waiting = [task for task in tasks if not task.finished()]
     if not waiting:
         return
-    # Processes that start afresh, not forks: a fork would inherit torch's threads in an unknown state.
+    # Fresh processes, not forks: a fork would inherit torch's threads in an unknown state.
     context = get_context("spawn")
     jobs = min(jobs, len(waiting))
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
     futures: dict[str, Future[bool]] = {}
 
     def feed() -> None:
-        # No more than can run: what a pool has queued it starts even after a Ctrl-C.
+        # Submit no more than can run: a pool starts what it has queued even after a Ctrl-C.
         while waiting and sum(not future.done() for future in futures.values()) < jobs:
             task = waiting.pop(0)
             futures[task.folder.name] = pool.submit(run_point, sweep.base, task.point, str(task.folder))
 
     watch.start(title, len(tasks), sum(task.rounds for task in tasks))
     try:
-        with _deaf():  # processes started here inherit it; `run_point` listens while a run goes on
+        with _deaf():  # child processes inherit this; `run_point` listens during a run
             feed()
         while waiting or not all(future.done() for future in futures.values()):
             time.sleep(0.2)
             if any(map(_interrupted, futures.values())) or any(map(_failed, futures.values())):
-                waiting.clear()  # what fails one run (data that is missing, say) would fail the others too
+                waiting.clear()  # what fails one run (missing data, say) would fail the others too
             feed()
             _tell(watch, tasks)
-        _tell(watch, tasks)  # what ended after the last look
+        _tell(watch, tasks)  # runs that ended since the last update
     except BrokenProcessPool:
-        pass  # the futures say which run it was
+        pass  # the futures tell which run failed
     finally:
-        pool.shutdown(cancel_futures=True)  # runs under way finish their round and save
+        pool.shutdown(cancel_futures=True)  # active runs finish their round and save
         watch.end()
     _refuse_failures(futures)
 
@@ -216,7 +216,7 @@ def _tell(watch: SweepWatch, tasks: Sequence[SweepRun]) -> None:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Ctrl-C does nothing meanwhile."""
+    """Ignore Ctrl-C inside this context."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -242,8 +242,8 @@ def _refuse_failures(futures: Mapping[str, Future[bool]]) -> None:
 
 
 def _begin() -> None:
-    """In a process for runs. A sweep that was killed must not leave it behind, waiting for work for ever; and
-    what a run warns of is a line for a person, without the place in the code.
+    """Set up a process for runs. It must not outlive a sweep that was killed, waiting for work forever; and a
+    run's warning is printed as one line for the user, without the place in the code.
     """
     warnings.formatwarning = _line
 
@@ -263,11 +263,11 @@ def _line(
 
 
 def _in_one_process(settings: config.Config) -> dict[str, Any]:
-    """Overrides of the engine's section: runs share the cores, not clients. All else of it stays."""
+    """Overrides of the engine section: runs, not clients, share the cores. The other settings stay."""
     engine = settings.engine
     if not isinstance(engine, AutoSettings | PoolSettings):
         return {}
-    several = isinstance(engine.device, tuple)  # a worker each, and there is one
+    several = isinstance(engine.device, tuple)  # a list needs one worker per device, and here there is one
     return {
         "engine.kind": "auto",
         "engine.workers": 0,
@@ -276,9 +276,9 @@ def _in_one_process(settings: config.Config) -> dict[str, Any]:
 
 
 def run_point(base: Mapping[str, Any], point: Point, folder_name: str) -> bool:
-    """One run of a sweep, in a process of its own; whether it came to its end.
+    """One run of a sweep, in its own process; returns whether it finished.
 
-    To diverge is an end too: a rate that is too large for one method may be in the grid for another.
+    Divergence counts as finishing: a rate that is too large for one method may be in the grid for another.
     """
     folder = Path(folder_name)
     signal.signal(signal.SIGINT, signal.default_int_handler)

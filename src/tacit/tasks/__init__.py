@@ -1,4 +1,4 @@
-"""What models are trained for: losses per record, and metrics. Tasks have names, for configs."""
+"""The tasks that models are trained for: losses per record, and metrics. Configs name them."""
 
 from __future__ import annotations
 

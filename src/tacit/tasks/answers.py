@@ -1,7 +1,7 @@
-"""How a model is asked about a batch.
+"""How a model is called on a batch.
 
-Pictures, and anything else that is one tensor, are `x`. Texts are what a tokenizer makes of them: `input_ids`
-with `attention_mask`, under the names that every model of transformers takes.
+Pictures, and any other record that is one tensor, are `x`. Texts are a tokenizer's output: `input_ids` with
+`attention_mask`, the names that every model of transformers takes.
 
 >>> import torch
 >>> ask(nn.Identity(), {"x": torch.ones(2, 3), "y": torch.zeros(2)}).shape
@@ -19,9 +19,9 @@ TEXT = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def ask(model: nn.Module, batch: Batch) -> Tensor:
-    """The model's logits for a batch; its answer is a tensor, or an object with `.logits`.
+    """The model's logits for a batch. The model returns a tensor, or an object with `.logits`.
 
-    Any other is refused (`UserError`).
+    Any other output is refused (`UserError`).
     """
     text = {name: batch[name] for name in TEXT if name in batch}
     answer = model(**text) if text else model(batch["x"])
@@ -31,4 +31,4 @@ def ask(model: nn.Module, batch: Batch) -> Tensor:
             f"model: {type(model).__name__} answers with a {type(answer).__name__}; let its `forward` return "
             "logits as one tensor, or an object with `.logits`"
         )
-    return logits.float()  # cross-entropy in half precision is too coarse to learn from
+    return logits.float()  # half precision is too coarse for cross-entropy

@@ -1,7 +1,7 @@
-"""A task: the loss of each record, and what to count when a model is judged.
+"""A task: the loss of each record, and what evaluation counts.
 
 Losses are per record because private training clips each record's own gradient. Evaluation returns sums, so
-that batches, shards and clients add up to the same number in any grouping.
+batches, shards and clients add up to the same number in any grouping.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Task(Protocol):
             batch: named tensors with the examples along dimension 0.
 
         Returns:
-            A vector of one loss for each example; that of example j must depend on example j alone, or
+            A vector with one loss per example. The loss of example j must depend on example j alone, or
             clipping it bounds nothing.
         """
         ...
@@ -44,21 +44,21 @@ class Task(Protocol):
         ...
 
     def summarise(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of sums that were added up over batches.
+        """Metrics from sums that were added up over batches.
 
         Args:
             sums: the sums by name.
 
         Returns:
-            Metrics by name; NaN when nothing was counted. Any names will do; of some a use is made: a run is
-            judged by the first of `tacit.tasks.headline.HEADLINES` that is there, `loss` being the last;
-            `evaluate.train` needs a `loss`, and `privacy.metrics.accuracy` an `accuracy`.
+            Metrics by name; NaN when nothing was counted. Any names are allowed; some have a use. The
+            headline metric of a run is the first of `tacit.tasks.headline.HEADLINES` that is there (`loss` is
+            the last); `evaluate.train` needs a `loss`, and `privacy.metrics.accuracy` an `accuracy`.
         """
         ...
 
 
 def refuse_no_task(thing: Any, where: str = "task") -> None:
-    """Refuse what cannot be a task, since it has not all of its methods; `where` is what was given it."""
+    """Refuse an object that lacks one of a task's methods; `where` names where it was given."""
     lacking = [
         name for name in ("losses", "evaluate", "summarise") if not callable(getattr(thing, name, None))
     ]

@@ -1,4 +1,4 @@
-"""Classification: cross-entropy, and the share of right answers.
+"""Classification: cross-entropy loss, and accuracy.
 
 >>> import torch
 >>> batch = {"x": torch.tensor([[0.0, 1.0], [2.0, 0.0]]), "y": torch.tensor([1, 1])}
@@ -23,10 +23,12 @@ from tacit.tasks.answers import ask
 
 @dataclass(frozen=True)
 class Classification:
-    """One class per record: `y` [B] for the model's answer on `x`, or on `input_ids` and `attention_mask`.
+    """One class per record: `y` [B] is the target for the model's output on `x`, or on `input_ids` and
+    `attention_mask`.
 
-    `metrics` adds `matthews` (Matthews' correlation, GLUE's for CoLA; for more classes Gorodkin's, 2004) and
-    `f1` (of class 1 where there are two, as GLUE has it for QQP and MRPC; the mean over classes otherwise).
+    `metrics` adds `matthews` (Matthews' correlation, GLUE's metric for CoLA; Gorodkin's, 2004, for more than
+    two classes) and `f1` (of class 1 if there are two classes, as in GLUE for QQP and MRPC; otherwise the
+    mean over classes).
     """
 
     metrics: tuple[str, ...] = ()
@@ -42,7 +44,7 @@ class Classification:
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, y = ask(model, batch), batch["y"]
-        # Sums in float64: a million float32 losses added up lose digits that differ with the batch size.
+        # Sums in float64: adding up a million float32 losses loses digits that depend on the batch size.
         loss = functional.cross_entropy(logits, y, reduction="none").sum(dtype=torch.float64)
         correct = (logits.argmax(dim=1) == y).sum()
         sums = {"loss": loss, "correct": correct, "count": torch.tensor(len(y))}
@@ -69,7 +71,7 @@ class Classification:
 
 
 def _matthews(count: float, said: list[float], true: list[float], right: list[float]) -> float:
-    """(c·s − Σ p_k t_k) / √((s² − Σ p_k²)(s² − Σ t_k²)); 0 where one answer or one class is all there is."""
+    """(c·s − Σ p_k t_k) / √((s² − Σ p_k²)(s² − Σ t_k²)); 0 if there is only one answer or only one class."""
     covariance = sum(right) * count - sum(p * t for p, t in zip(said, true, strict=True))
     spread = (count**2 - sum(p * p for p in said)) * (count**2 - sum(t * t for t in true))
     return covariance / spread**0.5 if spread > 0 else 0.0

@@ -1,8 +1,8 @@
 """Edit distances of many pairs of sequences at once.
 
-The Levenshtein distance, insertions, deletions and substitutions at one each, by the usual table. All pairs
-share its rows as one tensor, and a row's dependence on itself (insertions) is a running minimum, so the cost
-is a few tensor operations for each element of the longest sequence, whatever the number of pairs.
+The Levenshtein distance (insertions, deletions and substitutions cost one each), by the usual table. All
+pairs share its rows as one tensor, and the dependence within a row (insertions) is a running minimum. The
+cost is a few tensor operations for each element of the longest sequence, whatever the number of pairs.
 
 >>> distances([[1, 2, 3], [], [5, 5]], [[1, 3], [7], [5, 5]]).tolist()
 [1, 1, 0]
@@ -19,7 +19,7 @@ from torch import Tensor
 def distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequence[int]]) -> Tensor:
     """The number of edits between each reference and its hypothesis, int64 [pairs].
 
-    Elements are numbers of 0 or more.
+    Elements are numbers ≥ 0.
     """
     if not references:
         return torch.zeros(0, dtype=torch.int64)
@@ -38,7 +38,7 @@ def distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequence
 
 
 def numbered(*groups: Sequence[Sequence[Hashable]]) -> list[list[list[int]]]:
-    """Sequences of anything as sequences of numbers, the same thing having the same number in every group.
+    """Map sequences of anything to sequences of numbers; equal elements get the same number in every group.
 
     >>> numbered([["to", "be"]], [["be"]])
     [[[0, 1]], [[1]]]

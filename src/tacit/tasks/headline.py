@@ -1,10 +1,10 @@
-"""The one number that a run is judged by, and which way is better.
+"""The headline metric: the one number that a run is judged by, and whether higher is better.
 
-A task's `summarise` gives several metrics; progress lines, tables and tuning look at the first of these that
-it gives. A task of one's own that gives none of them is judged by its loss.
+A task's `summarise` gives several metrics. Progress lines, tables and tuning use the first metric of this
+list that it gives. A custom task that gives none of them is judged by its loss.
 
-Where clients keep parameters to themselves, nobody trains those that the common test set is judged with: such
-a run is judged by the mean over clients' own models, as far as that is recorded.
+If clients keep personal parameters, nobody trains the ones with which the common test set is evaluated. Such
+a run is judged by the mean over clients' own models, if that is recorded.
 
 >>> headline({"round", "loss", "wer", "cer"})
 Headline(name='wer', title='WER', higher=False, share=True)
@@ -22,9 +22,9 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 OWN = "personal_"
-"""What metrics of clients' own models begin with."""
+"""Prefix of metrics of clients' own models."""
 KEPT = "kept_parameters"
-"""In a record with metrics: how many parameters each client keeps to itself; not there where that is none."""
+"""Key in a metrics record: how many parameters each client keeps; absent if none."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,23 @@ class Headline:
     name: str
     title: str
     higher: bool
-    """Whether more of it is better."""
+    """Whether higher is better."""
     share: bool
     """Whether it is shown as a percentage."""
 
     @property
     def own(self) -> Headline:
-        """The same of clients' own models, each on its own records."""
+        """The same metric for clients' own models, each on its own records."""
         return replace(self, name=f"{OWN}{self.name}", title=f"personal {self.title}")
 
     @property
     def common(self) -> Headline:
-        """The same on the common test set."""
+        """The same metric on the common test set."""
         plain = self.name.removeprefix(OWN)
         return next(known for known in HEADLINES if known.name == plain)
 
     def best(self, values: Iterable[float]) -> float:
-        """The best of some values, of which there is at least one."""
+        """The best of some values; there must be at least one."""
         return max(values) if self.higher else min(values)
 
     def score(self, value: float) -> float:
@@ -58,7 +58,7 @@ class Headline:
         return value if self.higher else -value
 
     def text(self, value: float) -> str:
-        """Name and value, for a person."""
+        """Name and value as text."""
         return f"{self.title} {value:.1%}" if self.share else f"{self.title} {value:.2f}"
 
 
@@ -71,15 +71,15 @@ HEADLINES = (
     Headline("rmse", "RMSE", higher=False, share=False),
     Headline("loss", "loss", higher=False, share=False),
 )
-"""From the most telling to the last resort."""
+"""From the most informative to the last resort."""
 
 
 ERRORS = {"loss", "error", "wer", "cer", "mae", "rmse", "perplexity", "bits", "seconds", "norm", "epsilon"}
-"""Last words of metrics of which less is better."""
+"""Last words in the names of metrics for which lower is better."""
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a metric is an error, whoever's it is.
+    """Whether a metric is an error, also with a prefix.
 
     >>> [lower_is_better(name) for name in ("personal_loss", "cer", "tuned_accuracy")]
     [True, True, False]
@@ -88,13 +88,13 @@ def lower_is_better(name: str) -> bool:
 
 
 def headline(recorded: Container[str]) -> Headline:
-    """The metric to judge by, among those that were recorded; the loss if none is known."""
+    """The metric to judge by, among the recorded ones; the loss if none is known."""
     return next(iter(headlines(recorded)), HEADLINES[-1])
 
 
 def headlines(recorded: Container[str]) -> list[Headline]:
-    """Every known metric that was recorded, the most telling first; of clients' own models, where clients
-    keep parameters and these are told.
+    """Every known metric that was recorded, most informative first; those of clients' own models, if clients
+    keep parameters and these metrics are recorded.
     """
     own = [known.own for known in HEADLINES if known.own.name in recorded] if KEPT in recorded else []
     return own or [known for known in HEADLINES if known.name in recorded]

@@ -1,7 +1,8 @@
-"""Language modelling: the next token of each text.
+"""Language modelling: predict the next token of each text.
 
-A record is one text (a message, say), and its loss the mean over its own tokens: a long text counts no more
-than a short one when gradients are clipped and averaged. Evaluation is over tokens, as perplexity always is.
+A record is one text (a message, say), and its loss is the mean over its own tokens: a long text counts no
+more than a short one when gradients are clipped and averaged. Evaluation is over tokens, as is usual for
+perplexity.
 
 >>> uniform = lambda input_ids, attention_mask: torch.zeros(*input_ids.shape, 8)
 >>> ids, mask = torch.tensor([[1, 2, 3, 0]]), torch.tensor([[1, 1, 1, 0]])
@@ -25,12 +26,12 @@ from tacit.data.records import Batch
 from tacit.tasks.answers import ask
 
 NOTHING = -100
-"""The target of a place that has no next token."""
+"""The target at a position without a next token."""
 
 
 @dataclass(frozen=True)
 class Language:
-    """Logits [B, L, V] for `input_ids` [B, L]; place t is asked for token t + 1, as far as the mask goes."""
+    """Logits [B, L, V] for `input_ids` [B, L]; position t predicts token t + 1, within the mask."""
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         targets = _targets(batch)
@@ -58,14 +59,16 @@ class Language:
 
 
 def _targets(batch: Batch) -> Tensor:
-    """The token after each place, and `NOTHING` at and after the last one."""
+    """The token after each position, and `NOTHING` at and after the last one."""
     ids, mask = batch["input_ids"], batch["attention_mask"]
     following = torch.where(mask[:, 1:] > 0, ids[:, 1:], NOTHING)
     return functional.pad(following, (0, 1), value=NOTHING)
 
 
 def _token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """[B, L]. Targets are shifted and not logits, of which a shifted copy would be as large as the rest."""
+    """Losses [B, L]. The targets are shifted, not the logits: a shifted copy of those would double the
+    memory.
+    """
     each = functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=NOTHING, reduction="none"
     )

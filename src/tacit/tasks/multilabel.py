@@ -1,4 +1,4 @@
-"""Several labels at once: a yes or no for each, judged by F1 over all of them.
+"""Several labels at once: yes or no for each, judged by F1 over all of them.
 
 >>> batch = {"x": torch.tensor([[5.0, -5.0], [5.0, 5.0]]), "y": torch.tensor([[1.0, 0.0], [1.0, 0.0]])}
 >>> sums = MultiLabel().evaluate(nn.Identity(), batch)

@@ -22,7 +22,7 @@ from tacit.tasks.answers import ask
 
 @dataclass(frozen=True)
 class Regression:
-    """One number per record, or several: `y` [B] or [B, K] for the model's K answers; means over K."""
+    """One number per record, or several: `y` [B] or [B, K] for the model's K outputs; means over K."""
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         return _errors(model, batch).square().mean(1)

@@ -1,8 +1,8 @@
 """Speech recognition: CTC, greedy decoding, word and character error rates.
 
-A batch is `x` [B, T, bands], `frames` [B], `tokens` [B, U] and `lengths` [B]; the model answers a score for
-each token and step, and each utterance's number of steps. Token 0 is CTC's blank. Rates are edits over the
-length of the transcripts, both added up over all utterances, so a long one counts for more.
+A batch is `x` [B, T, bands], `frames` [B], `tokens` [B, U] and `lengths` [B]. The model returns a score for
+each token and step, and each utterance's number of steps. Token 0 is CTC's blank. Error rates are edits
+divided by transcript length, both summed over all utterances, so a long utterance counts more.
 
 >>> Speech(boundary=1).words([2, 3, 1, 4, 1, 1])
 [(2, 3), (4,)]
@@ -28,14 +28,14 @@ BLANK = 0
 
 @dataclass(frozen=True)
 class Speech:
-    """Transcripts as tokens, words being what stands between tokens `boundary`."""
+    """Transcripts as tokens; `boundary` tokens separate words."""
 
     boundary: int = 1
 
     def losses(self, model: nn.Module, batch: Batch) -> Tensor:
         """−log of the transcript's probability; not divided by its length, as in paper 003.
 
-        Zero for an utterance too short for its transcript, or without one: no alignment exists, and an
+        Zero for an utterance that is too short for its transcript, or has none: no alignment exists, and an
         infinite loss would only spoil the batch.
         """
         scores, steps = model(batch["x"], batch["frames"])
@@ -66,13 +66,13 @@ class Speech:
         }
 
     def words(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """The words of a transcript; boundaries in a row, or at its ends, make none."""
+        """The words of a transcript; consecutive boundaries, or boundaries at its ends, add no words."""
         grouped = groupby(tokens, lambda token: token == self.boundary)
         return [tuple(group) for is_boundary, group in grouped if not is_boundary]
 
 
 def greedy(scores: Tensor, steps: Tensor) -> list[list[int]]:
-    """The best token of each step, repeats taken together and blanks left out."""
+    """The best token of each step, with repeats merged and blanks removed."""
     best = scores.argmax(2)
     kept = best != BLANK
     kept[:, 1:] &= best[:, 1:] != best[:, :-1]
@@ -81,7 +81,7 @@ def greedy(scores: Tensor, steps: Tensor) -> list[list[int]]:
 
 
 def _losses(scores: Tensor, steps: Tensor, batch: Batch) -> Tensor:
-    # In float32 whatever the model's precision: probabilities of long alignments underflow in half.
+    # In float32, whatever the model's precision: probabilities of long alignments underflow in half.
     chances = scores.float().log_softmax(2).transpose(0, 1)
     lengths = batch["lengths"]
     each = F.ctc_loss(

@@ -1,7 +1,7 @@
-"""Sound files as waves at 16 kHz, and plain words for what is wrong with one.
+"""Sound files as waves at 16 kHz, and clear reasons why a file cannot be used.
 
-soundfile reads wav, flac, ogg and mp3. It is lenient where a corpus should not be: it returns what is left
-of a truncated file. So a file's own account of its length is checked first.
+soundfile reads wav, flac, ogg and mp3. It is too lenient for a corpus: it returns what is left of a truncated
+file. So the length that the file itself states is checked first.
 
 >>> tone = np.sin(2 * np.pi * 440 * np.arange(22_050) / 22_050).astype(np.float32)
 >>> at_16k = resample(tone, 22_050)
@@ -28,11 +28,11 @@ Wave = NDArray[np.float32]
 
 
 class BadAudio(ValueError):
-    """A sound file that cannot be used, and why."""
+    """A sound file that cannot be used, with the reason."""
 
 
 def soundfile() -> Any:
-    """The library that decodes, or how to get it."""
+    """The decoding library; if it is missing, an error that says how to install it."""
     try:
         import soundfile
     except (ImportError, OSError):
@@ -43,7 +43,7 @@ def soundfile() -> Any:
 def read(source: Path | bytes, resampled: bool = True) -> Wave:
     """The sound of a file, or of a file's content, as one channel in −1…1 at 16 kHz.
 
-    `BadAudio` for what is no sound, is truncated, is shorter than a frame, or, unless `resampled`, is at
+    `BadAudio` if it is not a sound, is truncated, is shorter than a frame, or, unless `resampled`, has
     another rate.
     """
     sound = soundfile()
@@ -70,10 +70,10 @@ def read(source: Path | bytes, resampled: bool = True) -> Wave:
 
 
 def resample(wave: NDArray[Any], rate: int) -> Wave:
-    """A wave at `rate` samples a second as one at 16 kHz: its spectrum, cut or extended.
+    """Resample a wave from `rate` samples a second to 16 kHz, by cutting or extending its spectrum.
 
-    Band-limited exactly. Padding makes the ratio of lengths exact and keeps the end from ringing into the
-    beginning.
+    Exactly band-limited. Padding makes the ratio of lengths exact and keeps the end from ringing into the
+    start.
     """
     if rate == RATE or not len(wave):
         return wave.astype(np.float32)
@@ -86,12 +86,12 @@ def resample(wave: NDArray[Any], rate: int) -> Wave:
 
 
 def _refuse_truncated(content: bytes) -> None:
-    """Raise `BadAudio` where a container says that there should be more of it."""
+    """Raise `BadAudio` if a container says that it should be longer."""
     if not content:
         raise BadAudio("empty")
     if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
         (size,) = struct.unpack("<I", content[4:8])
-        # 0 and all ones are what a recorder leaves that never came back to fill the length in.
+        # 0 and all ones are left by a recorder that never came back to fill in the length.
         if size not in (0, 0xFFFFFFFF) and size + 8 > len(content) + 1:
             raise BadAudio("truncated")
     elif content[:4] == b"OggS":

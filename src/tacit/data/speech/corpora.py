@@ -1,8 +1,7 @@
-"""The layouts that corpora come in: who said what, and where its sound is.
+"""The layouts of corpora: who said what, and where its sound is.
 
-Whatever the layout, a corpus is a list of utterances, each with a speaker and the name of the split that its
-corpus puts it in. Which of these splits are for training is decided by `divide`, which also sees to it that
-no speaker is in two.
+Whatever its layout, a corpus is a list of utterances, each with a speaker and the name of its split in the
+corpus. `divide` decides which splits are for training, and refuses a speaker who is in two.
 
 >>> made = [Utterance(f"{i}.wav", Path(f"{i}.wav"), "yes", f"speaker {i % 30}", "") for i in range(300)]
 >>> parts = divide(made, {})
@@ -34,14 +33,14 @@ _MANIFESTS = ("manifest.csv", "manifest.tsv", "manifest.jsonl")
 
 
 class Utterance(NamedTuple):
-    """Something said: a name for reports, its sound (a file, or a function that gives its content) …"""
+    """An utterance: a name for reports, its sound (a file, or a function that returns its content) …"""
 
     name: str
     audio: Path | Callable[[], bytes]
     text: str
     speaker: str
     split: str
-    """The corpus's own name for the split; empty if it has none."""
+    """The corpus's own name for the split; empty if none."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class SpeechColumns:
     speaker: str | None = None
 
     def among(self, names: Sequence[str], where: str) -> tuple[str, str, str]:
-        """The three columns of a table that has these ones."""
+        """The three columns, in a table with these column names."""
         found = []
         for what, usual in _USUAL.items():
             given = getattr(self, what)
@@ -92,12 +91,12 @@ def divide(
     splits: Mapping[str, Sequence[str]],
     share: tuple[float, float] = (0.0, 1.0),
 ) -> dict[str, list[Utterance]]:
-    """Utterances of training, validation and test.
+    """The utterances for training, validation and test.
 
-    `splits` names the corpus's own splits for each; without it they are known by how their names begin. A
-    corpus with training data only has its speakers divided 8 : 1 : 1. Of the training speakers, those whose
-    place in 0…1 (a hash of the name) lies within `share` are kept: [0, 0.1] and [0.1, 1] make two corpora.
-    No speaker may be in two splits.
+    `splits` names the corpus's own splits for each; if empty, they are recognised by the start of their
+    names. A corpus with training data only has its speakers divided 8 : 1 : 1. Training speakers are kept if
+    their place in 0…1 (a hash of the name) lies within `share`: [0, 0.1] and [0.1, 1] make two corpora. No
+    speaker may be in two splits.
     """
     utterances = list(utterances)
     known = {u.split: None for u in utterances}
@@ -123,9 +122,10 @@ def divide(
 
 
 def _by_speaker(utterances: list[Utterance]) -> dict[str, list[Utterance]]:
-    """About a fifth of the speakers train nothing, half of them to test on and half to validate.
+    """About a fifth of the speakers are not for training: half of them are for testing and half for
+    validation.
 
-    Who trains is decided by each one's own name: a number of them would move others when one comes or goes.
+    Each speaker's own name decides: choosing by number would move other speakers when one comes or goes.
     """
     places = {u.speaker: _place("speakers", u.speaker) for u in utterances}
     apart = sorted((speaker for speaker in places if places[speaker] < 0.2), key=places.__getitem__)
@@ -140,7 +140,7 @@ def _by_speaker(utterances: list[Utterance]) -> dict[str, list[Utterance]]:
 
 
 def _place(purpose: str, speaker: str) -> float:
-    """A number in 0…1 that depends on the name alone: it stays when other speakers come or go."""
+    """A number in 0…1 that depends only on the name: it does not change when other speakers come or go."""
     return randomness.key(0, purpose, speaker) / 2**128
 
 

@@ -1,4 +1,4 @@
-"""How much speech there is, and how unevenly speakers share it.
+"""How much speech there is, and how evenly speakers contribute to it.
 
 >>> from tacit.data.speech.tiny import tiny
 >>> facts = statistics(tiny(speakers=3).train)
@@ -16,7 +16,7 @@ from tacit.data.dataset import Dataset
 
 
 def statistics(records: Any) -> dict[str, float]:
-    """Hours, speakers, utterances, and minutes a speaker: mean, standard deviation, least and most."""
+    """Hours, speakers, utterances, and minutes per speaker: mean, standard deviation, minimum and maximum."""
     _, owner = np.unique(records.users, return_inverse=True)
     minutes = np.bincount(owner, weights=records.seconds) / 60
     return {
@@ -31,6 +31,6 @@ def statistics(records: Any) -> dict[str, float]:
 
 
 def splits(dataset: Dataset) -> dict[str, dict[str, float]]:
-    """The statistics of training, validation (where there is one) and test."""
+    """The statistics of training, validation (if there is one) and test."""
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
     return {split: statistics(records) for split, records in parts.items() if records is not None}

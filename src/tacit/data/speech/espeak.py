@@ -1,13 +1,12 @@
-"""espeak-ng in a process of its own: a voice and sentences on standard input, sound on standard output.
+"""espeak-ng in a separate process: a voice and sentences on standard input, sound on standard output.
 
-The library carries state from one sentence to the next and has no way to reset it, so the same sentence
-sounds a little different each time. A fresh process for each speaker makes a corpus the same on every
-machine, in any order and after any interruption. This file is therefore run by its path, and imports nothing
-that takes time to start.
+The library carries state from one sentence to the next and cannot reset it, so the same sentence sounds a
+little different each time. With a fresh process for each speaker, a corpus is the same on every machine, in
+any order and after any interruption. This file is therefore run by its path, and imports nothing that is slow
+to load.
 
-Input: one JSON object, {"voice", "pitch", "range", "speed", "sentences"}. Output: for the rate and then for
-every sentence a 32-bit number (samples a second; the number of samples), each sentence's followed by its
-16-bit samples.
+Input: one JSON object, {"voice", "pitch", "range", "speed", "sentences"}. Output: 32-bit numbers, first the
+rate (samples a second), then for every sentence its number of samples, followed by its 16-bit samples.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def main(library: str, data: str) -> None:
     if rate <= 0:
         sys.exit(f"espeak-ng does not start with the voices in {data or 'its usual place'}")
     if hasattr(espeak, "espeak_ng_SetRandSeed"):  # since 1.52
-        espeak.espeak_ng_SetRandSeed(ctypes.c_long(1))  # or breath depends on the time of day
+        espeak.espeak_ng_SetRandSeed(ctypes.c_long(1))  # otherwise breath noise depends on the time
     espeak.espeak_SetSynthCallback(callback)
     if espeak.espeak_SetVoiceByName(order["voice"].encode()) != 0:
         sys.exit(f"espeak-ng has no voice {order['voice']}")

@@ -1,9 +1,9 @@
-"""Log-mel features: from a wave to what a recogniser hears.
+"""Log-mel features: the input that a recogniser gets from a wave.
 
 Frames of 25 ms every 10 ms of 16 kHz audio; pre-emphasis, a Hamming window, the magnitude spectrum, 80
-triangular bands equally wide on the mel scale, the logarithm. Each utterance is then brought to mean 0 and
-variance 1 over all of its frames and bands together (Pelikan et al., 2025), so that its loudness is gone and
-nothing of any other utterance enters.
+triangular bands equally wide on the mel scale, the logarithm. Each utterance is then normalised to mean 0 and
+variance 1 over all of its frames and bands together (Pelikan et al., 2025). This removes its loudness, and
+uses nothing of any other utterance.
 
 >>> x, frames = log_mel(torch.randn(2, 16_000) / 10, torch.tensor([16_000, 8_000]))
 >>> x.shape, frames.tolist()
@@ -29,20 +29,20 @@ HOP = 160
 _FFT = 512
 _PRE_EMPHASIS = 0.97
 _FULL_SCALE = 32_768.0
-"""Waves are in −1…1; as 16-bit samples a band's floor of 1 is below anything that can be heard."""
+"""The scale from waves in −1…1 to 16-bit samples, at which a band's floor of 1 is inaudible."""
 _FLOOR = 1.0
 
 
 def frame_counts(samples: Tensor) -> Tensor:
-    """Number of whole frames in waves of so many samples."""
+    """Number of whole frames in waves with these numbers of samples."""
     return ((samples - WINDOW) // HOP + 1).clamp(min=0)
 
 
 def log_mel(waves: Tensor, samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Normalised features [B, T, 80] of waves [B, N] at 16 kHz, float32, and how many frames each one has.
+    """Normalised features [B, T, 80] of waves [B, N] at 16 kHz, float32, and each wave's number of frames.
 
-    `samples` are the waves' own lengths where they are padded; an utterance's features do not depend on its
-    padding, and frames past its end are zero. A wave shorter than one frame has none.
+    `samples` are the waves' own lengths, if they are padded. An utterance's features do not depend on its
+    padding, and frames past its end are zero. A wave shorter than one frame has no frames.
     """
     with torch.no_grad():
         if samples is None:
@@ -51,7 +51,7 @@ def log_mel(waves: Tensor, samples: Tensor | None = None) -> tuple[Tensor, Tenso
         if waves.shape[1] < WINDOW:
             return waves.new_zeros(len(waves), 0, BANDS, dtype=torch.float32), frames
         pieces = (waves.float() * _FULL_SCALE).unfold(1, WINDOW, HOP)
-        # Each frame is its own world: its first sample counts as its own predecessor.
+        # Each frame is processed alone: its first sample counts as its own predecessor.
         before = torch.cat([pieces[..., :1], pieces[..., :-1]], dim=-1)
         pieces = (pieces - _PRE_EMPHASIS * before) * _window()
         bands = torch.fft.rfft(pieces, _FFT).abs() @ _filters()
@@ -74,7 +74,7 @@ def _window() -> Tensor:
 
 @cache
 def _filters() -> Tensor:
-    """[257, 80]: each frequency's weight in each band; triangles whose feet are their neighbours' tops."""
+    """Each frequency's weight in each band, [257, 80]: triangles whose feet are their neighbours' peaks."""
     top = 2595.0 * math.log10(1.0 + RATE / 2 / 700.0)
     mels = torch.linspace(0.0, top, BANDS + 2, dtype=torch.float64)
     hertz = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)

@@ -1,7 +1,7 @@
 """Audio data sets of the Hugging Face hub, as utterances.
 
-`datasets` knows where they are and how they are packed; the sound itself is read here, from the bytes it
-keeps, so that no decoder of its own is needed.
+`datasets` knows where they are and how they are packed. The sound itself is read here, from the stored bytes,
+so `datasets` needs no decoder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def download(name: str, offline: bool) -> Mapping[str, Any]:
     try:
         hub.probe(lambda: HfApi().dataset_info(repository, timeout=hub.TIMEOUT))
         splits: Mapping[str, Any] = datasets.load_dataset(repository, configuration or None)
-    except Exception as error:  # `datasets` raises a dozen kinds, most of them about the network
+    except Exception as error:  # `datasets` raises a dozen kinds of errors, mostly network errors
         reason = str(error) if isinstance(error, hub.Unavailable) else hub.first_line(error)
         raise UserError(
             f"data set hf:{name} cannot be had: {reason}. Download it and give its folder: data set 'speech' "
@@ -37,7 +37,7 @@ def download(name: str, offline: bool) -> Mapping[str, Any]:
 
 
 def utterances(splits: Mapping[str, Any], columns: SpeechColumns) -> Iterator[Utterance]:
-    """Every row of every split; its sound is fetched when asked for."""
+    """Every row of every split; its sound is fetched on request."""
     import datasets
 
     for split, table in splits.items():

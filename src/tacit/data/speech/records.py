@@ -1,6 +1,6 @@
-"""Utterances as records: features on disk, mapped into memory, padded only when a batch is taken.
+"""Utterances as records: features on disk, mapped into memory, and padded only in a batch.
 
-All frames of all utterances stand one after the other in a single array, and so do all tokens; offsets say
+All frames of all utterances are stored one after the other in one array, and so are all tokens; offsets mark
 where each utterance begins. A corpus larger than memory costs nothing until it is read, and worker processes
 share its pages.
 
@@ -27,18 +27,19 @@ from tacit.data.widths import by_edge, edge, fit
 from tacit.lazy import torch
 
 BUCKET = 24
-"""Batches are padded to a multiple of so many frames: few distinct shapes, which kernels like."""
+"""Batches are padded to a multiple of this many frames: kernels prefer few distinct shapes."""
 BLANK = 4
-"""Buckets of an utterance that is nobody's: a network is tried with it."""
+"""Buckets of a blank utterance that is nobody's, with which a network is tried."""
 TOKEN_BUCKET = 16
-"""The least width of a transcript that is padded by itself."""
+"""The smallest width of a transcript that is padded alone."""
 
 
 class SpeechRecords:
     """Transcribed utterances (see `tacit.data.Records`), with a speaker and a duration each.
 
-    A batch is `x` [B, T, 80] features, `frames` [B] how many of the T are the record's own, `tokens` [B, U]
-    and `lengths` [B] likewise. Frames and tokens past a record's own are zero. `x` is stored as float16.
+    A batch is `x` [B, T, 80] features, `frames` [B] (how many of the T are the record's own), and likewise
+    `tokens` [B, U] and `lengths` [B]. Frames and tokens past a record's own are zero. `x` is stored as
+    float16.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class SpeechRecords:
 
     @property
     def seconds(self) -> NDArray[Any]:
-        """How long each utterance is, for batches by seconds of audio."""
+        """The length of each utterance, for batches by seconds of audio."""
         return self._seconds
 
     @property
@@ -114,7 +115,9 @@ class SpeechRecords:
         }
 
     def prepare(self, batch: Batch) -> Batch:
-        """float32, and no wider than the batch's longest utterance needs (rounded up to a bucket)."""
+        """Convert to float32, and to the width that the batch's longest utterance needs (rounded up to a
+        bucket).
+        """
         if not len(batch["frames"]):
             return {**batch, "x": batch["x"].float()}
         widest = min(_rounded(int(batch["frames"].max())), batch["x"].shape[1])
@@ -125,7 +128,7 @@ class SpeechRecords:
         }
 
     def apart(self, batch: Batch) -> list[Batch]:
-        """Each utterance and its transcript as long as their own buckets."""
+        """Each utterance and its transcript, padded to their own buckets."""
         lengths = zip(batch["frames"].tolist(), batch["lengths"].tolist(), strict=True)
         edges = [(edge(frames, BUCKET), edge(tokens, TOKEN_BUCKET)) for frames, tokens in lengths]
         return [
@@ -134,7 +137,7 @@ class SpeechRecords:
         ]
 
     def blank(self) -> Batch:
-        """Silence, and a transcript, of widths that are the same for every corpus."""
+        """Silence, and a transcript, with the same widths for every corpus."""
         length = torch.ones(1, dtype=torch.int64)
         return {
             "x": torch.zeros(1, BLANK * BUCKET, BANDS),
@@ -149,7 +152,7 @@ class SpeechRecords:
 
 
 class Heard(NamedTuple):
-    """An utterance that is ready: its features, its tokens, and who spoke for how long."""
+    """A prepared utterance: its features, its tokens, its speaker and its seconds."""
 
     x: NDArray[np.float16]
     tokens: NDArray[np.int64]
@@ -164,7 +167,7 @@ def hear(wave: NDArray[np.float32], tokens: NDArray[np.int64], speaker: str) -> 
 
 
 def gather(utterances: Iterable[Heard]) -> SpeechRecords:
-    """Records in memory, for a corpus that is small."""
+    """Records in memory, for a small corpus."""
     heard = list(utterances)
     return SpeechRecords(
         np.concatenate([h.x for h in heard]),

@@ -1,7 +1,7 @@
 """Short sentences for synthetic voices to say.
 
-They are hypotheses of SNLI: what people wrote about a picture, such as "two dogs are playing outside". Few
-words make many of them, so that even a tiny recogniser can learn to spell what it hears.
+They are hypotheses from SNLI: what people wrote about a picture, such as "two dogs are playing outside". A
+small vocabulary makes many of them, so even a tiny recogniser can learn to spell what it hears.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _WORDS = range(2, 7)
 
 
 def short_sentences(longest: int, vocabulary: int) -> list[str]:
-    """All sentences of 2 to `longest` (at most 6) words that use the most frequent words only, sorted."""
+    """All sentences of 2 to `longest` (at most 6) words that use only the most frequent words, sorted."""
     if not cache.has(_KEY):
         with tempfile.TemporaryDirectory() as scratch:
             _add(_read(unpack(fetch(SNLI, Path(scratch)), Path(scratch))))
     sentences = [s for s in cache.read(_KEY)[0]["sentences"].tolist() if s.count(" ") < longest]
     counts = Counter(word for sentence in sentences for word in sentence.split())
-    # Ties in the alphabet's order, so that the choice does not depend on the order of the file.
+    # Ties are broken alphabetically, so the choice does not depend on the order of the file.
     known = set(sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary])
     return [s for s in sentences if known.issuperset(s.split())]
 

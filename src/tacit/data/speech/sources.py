@@ -1,4 +1,4 @@
-"""Speech data sets by name: a corpus of your own, the hub's, the recordings, and the synthetic ones.
+"""Speech data sets by name: your own corpus, the hub's, the recordings, and the synthetic ones.
 
 All of them become features in the cache, once, and a `Dataset` for the task `speech`.
 """
@@ -36,12 +36,12 @@ NAMES = {
     },
     **{name: about.summary for name, about in recordings.KNOWN.items()},
 }
-"""Every name that `load` knows beside `hf:NAME`, with licence and origin."""
+"""Every name that `load` accepts besides `hf:NAME`, with licence and origin."""
 
 _Placed = tuple[str, Utterance]
 """An utterance and the split it is for."""
 _VERSION = 2
-"""Of reading, features and tokens: counts up whenever the same files would give another corpus."""
+"""The version of reading, features and tokens: increased when the same files would give another corpus."""
 _SHARD = 64
 """Utterances in a shard: some ten megabytes of features, a few seconds of work."""
 _CORPUS = {"language", "layout", "splits", "share", "audio", "text", "speaker", "resample", "on_bad"}
@@ -54,7 +54,7 @@ _TAKES = {
 
 
 def check(name: str, path: Path | str | None, options: Mapping[str, Any]) -> None:
-    """Refuse at once what `load` could not provide."""
+    """Refuse at once anything that `load` could not provide."""
     takes = _TAKES[HUB if name.startswith(HUB) else name]
     for option in options:
         if option not in takes:
@@ -74,7 +74,7 @@ def check(name: str, path: Path | str | None, options: Mapping[str, Any]) -> Non
 
 
 def _synthetic(name: str, given: SpeechOptions) -> tuple[synthesis.Domain, int, int]:
-    """Domain, speakers and utterances of each."""
+    """The domain, the number of speakers, and the utterances of each."""
     domain = synthesis.DOMAINS[name]
     speakers, utterances = (240, 20) if domain == "federated" else (8, 150)
     return domain, given.speakers or speakers, given.utterances or utterances
@@ -119,7 +119,7 @@ def _recordings(name: str, on_bad: OnBad) -> Dataset:
 
 
 def _key(name: str, listed: Sequence[_Placed], letters: Alphabet, resampled: bool) -> str:
-    """Changes with any transcript, speaker or file."""
+    """A cache key that changes with any transcript, speaker or file."""
     files = [(split, u.name, u.text, u.speaker, *_stamp(u)) for split, u in listed]
     described = [_VERSION, letters.name, resampled, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
@@ -129,10 +129,10 @@ def _key(name: str, listed: Sequence[_Placed], letters: Alphabet, resampled: boo
 def _build(
     key: str, listed: Sequence[_Placed], letters: Alphabet, resampled: bool, about: dict[str, Any]
 ) -> None:
-    """Features of all utterances in the cache, unless they are there."""
+    """Compute the features of all utterances into the cache, unless they are there."""
     if cache.has(key):
         return
-    soundfile()  # a missing library is said once, before any work
+    soundfile()  # report a missing library once, before any work
     pieces = [listed[i : i + _SHARD] for i in range(0, len(listed), _SHARD)]
     shards = [partial(_hear, piece, letters, resampled) for piece in pieces]
     sizes = [len(piece) for piece in pieces]
@@ -156,7 +156,7 @@ def _hear(piece: Sequence[_Placed], letters: Alphabet, resampled: bool) -> list[
 
 
 def _stamp(utterance: Utterance) -> tuple[int, int]:
-    """What changes when a file does; a missing file is reported later, with all others."""
+    """A stamp that changes with the file; a missing file is reported later, with all others."""
     if not isinstance(utterance.audio, Path):
         return 0, 0
     try:

@@ -1,8 +1,8 @@
-"""Corpora in the cache: features are computed once, by all cores, and a killed job goes on where it was.
+"""Corpora in the cache: features are computed once, on all cores, and a killed job resumes where it stopped.
 
-A corpus is cut into shards. Each finished shard is a file that appears whole or not at all; when the last is
-there, they become the arrays of `SpeechRecords`. What could not be used is remembered with the corpus, and
-whether that is tolerated is decided when it is opened.
+A corpus is cut into shards. Each finished shard is a file that appears whole or not at all. When the last one
+is there, they become the arrays of `SpeechRecords`. Unusable utterances are recorded with the corpus; whether
+they are tolerated is decided when it is opened.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _PARTS = ("x", "offsets", "tokens", "token_offsets", "users", "seconds")
 
 
 class Bad(NamedTuple):
-    """An utterance that cannot be used: its file's name, and what is wrong with it."""
+    """An unusable utterance: its file's name, and the reason."""
 
     name: str
     reason: str
 
 
 Outcome = tuple[str, Heard] | Bad
-"""An utterance with the split it belongs to, or why there is none."""
+"""An utterance with its split, or the reason why there is none."""
 
 
 def build(
@@ -52,23 +52,23 @@ def build(
     what: str,
     about: dict[str, Any],
 ) -> None:
-    """Make the cache entry `key` out of shards, which are functions that give so many outcomes each.
+    """Make the cache entry `key` from shards, which are functions that each return this many outcomes.
 
-    Shards run on all cores in threads: decoding, resampling and features all leave Python's lock. A second
-    process that asks for the same corpus waits for the first.
+    Shards run on all cores in threads, since decoding, resampling and features all release Python's lock. A
+    second process that requests the same corpus waits for the first.
     """
     if cache.has(key):
         return
     folder = cache.root() / f".{key}.parts"
     with _alone(folder, what):
-        if not cache.has(key):  # unless whoever we waited for has made it
+        if not cache.has(key):  # unless the process we waited for made it
             _build(key, folder, shards, sizes, what, about)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _alone(folder: Path, what: str) -> Iterator[None]:
-    """One process at a time in `folder`, which is made; a lock that a killed process cannot leave behind."""
+    """One process at a time in `folder`, which is created; a killed process cannot leave the lock behind."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
@@ -83,7 +83,7 @@ def _alone(folder: Path, what: str) -> Iterator[None]:
         except (BlockingIOError, PermissionError):
             with Console(stderr=True).status(f"{what}: another process is at it; waiting"):
                 system.lock(lock.fileno(), wait=True, record=False)
-        folder.mkdir(exist_ok=True)  # which that process may have removed
+        folder.mkdir(exist_ok=True)  # the other process may have removed it
         yield
 
 
@@ -110,7 +110,7 @@ def _build(
 
 
 def open_corpus(key: str, on_bad: OnBad) -> tuple[dict[str, SpeechRecords], dict[str, Any]]:
-    """The splits of an entry that `build` has made, memory-mapped, and what is known about it."""
+    """The memory-mapped splits of an entry that `build` made, and its notes."""
     arrays, about = cache.read(key)
     bad = [Bad(*entry) for entry in about["bad"]]
     good = sum(len(arrays[f"{split}_users"]) for split in SPLITS)
@@ -129,7 +129,7 @@ def open_corpus(key: str, on_bad: OnBad) -> tuple[dict[str, SpeechRecords], dict
 
 
 def _in_threads(jobs: Iterable[Callable[[], int]]) -> Iterator[int]:
-    """Results as they come, with no more jobs begun than there are cores to work on them."""
+    """Results as they arrive, with no more jobs running than there are cores."""
     workers = system.cores()
     jobs = iter(jobs)
     with ThreadPoolExecutor(workers) as pool:
@@ -144,7 +144,7 @@ def _in_threads(jobs: Iterable[Callable[[], int]]) -> Iterator[int]:
 
 
 def _make(shard: Callable[[], list[Outcome]], file: Path, size: int) -> int:
-    """Run a shard and keep what it gives in a file that appears when it is complete; returns `size`."""
+    """Run a shard and store its outcomes in a file that appears only when complete; returns `size`."""
     outcomes = shard()
     heard = [(split, h) for o in outcomes if not isinstance(o, Bad) for split, h in [o]]
     arrays: dict[str, Any] = {
@@ -169,7 +169,7 @@ def _joined(parts: list[NDArray[Any]], nothing: NDArray[Any]) -> NDArray[Any]:
 
 
 def _assemble(files: Sequence[Path], into: Path) -> list[Bad]:
-    """All shards as one `.npy` file for each array of each split; returns what could not be used."""
+    """Write all shards as one `.npy` file for each array of each split; returns the unusable utterances."""
     small: dict[str, list[NDArray[Any]]] = {
         n: [] for n in ("frames", "lengths", "users", "seconds", "splits")
     }

@@ -1,10 +1,10 @@
 """A synthetic corpus with the structure of a federation: a seed domain, and another domain of many speakers.
 
-Like LibriSpeech and Common Voice (Pelikan et al., 2025), but made here. The *seed* domain is a few American
-voices in a quiet room. The *federated* domain has hundreds of speakers: other accents, other voices, each
-with a pitch, a pace and a noise level of its own, and a heavy-tailed number of utterances. Speakers of
-training, validation and test are different, and so are their sentences. The speech is synthetic (espeak-ng),
-and every name says so.
+It resembles LibriSpeech and Common Voice (Pelikan et al., 2025), but is made here. The *seed* domain is a few
+American voices in a quiet room. The *federated* domain has hundreds of speakers with other accents and
+voices, each with its own pitch, pace and noise level, and a heavy-tailed number of utterances. Training,
+validation and test have different speakers and different sentences. The speech is synthetic (espeak-ng), and
+every name says so.
 
 >>> cast = speakers("federated", 240, 20)
 >>> sum(s.split == "train" for s in cast), len({(s.accent, s.variant) for s in cast}) == len(cast)
@@ -36,10 +36,10 @@ from tacit.fetching import cache
 
 Domain = Literal["seed", "federated"]
 DOMAINS: dict[str, Domain] = {"synthetic-speech": "federated", "synthetic-speech-seed": "seed"}
-"""The data sets, by the name a config gives them."""
+"""The data sets, by their names in a config."""
 
 _VERSION = 1
-"""Of the recipe: counts up whenever the same options would give another corpus."""
+"""The version of the recipe: increased whenever the same options would give another corpus."""
 _SEED_ACCENT = "en-us"
 _SEED_VARIANTS = "m1 m3 m7 f1 f2 f5 adam linda steph david belinda max Annie rob Michael Andrea"
 _ACCENTS = "en en-029 en-gb-scotland en-gb-x-gbclan en-gb-x-gbcwmd en-gb-x-rp en-us-nyc"
@@ -70,9 +70,10 @@ class Speaker:
 
 
 def speakers(domain: Domain, count: int, utterances: int, seed: int = 0) -> list[Speaker]:
-    """Who speaks: `count` speakers to train on, of about `utterances` each, and others to judge by.
+    """The speakers: `count` for training, with about `utterances` each, and others for evaluation.
 
-    Training speakers' numbers of utterances are log-normal, from 2 to ten times the mean: most have few.
+    Training speakers' numbers of utterances are log-normal, from 2 to ten times the mean; most speakers have
+    few.
     """
     rng = randomness.generator(seed, "synthetic speakers", domain)
     if domain == "seed":
@@ -114,7 +115,9 @@ def speakers(domain: Domain, count: int, utterances: int, seed: int = 0) -> list
 
 
 def build(domain: Domain, count: int, utterances: int, vocabulary: int, seed: int = 0) -> str:
-    """Make the corpus unless it is there; the key of its cache entry. About a minute for the usual size."""
+    """Make the corpus unless it exists; returns the key of its cache entry. Takes about a minute at the usual
+    size.
+    """
     recipe = [_VERSION, domain, count, utterances, vocabulary, seed]
     digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
     key = f"synthetic-speech-{domain}-{digest}"
@@ -127,7 +130,7 @@ def build(domain: Domain, count: int, utterances: int, vocabulary: int, seed: in
         raise UserError(
             f"a vocabulary of {vocabulary} words makes only {len(pool)} sentences; use 50 or more"
         )
-    # Validation and test say what nobody said in training, and neither does the other domain in its own.
+    # Validation and test sentences occur in neither domain's training.
     pool = [pool[i] for i in randomness.generator(seed, "synthetic sentences").permutation(len(pool))]
     cut = len(pool) // 8
     pools = {"validation": pool[:cut], "test": pool[cut : 2 * cut], "train": pool[2 * cut :]}
@@ -150,7 +153,7 @@ def build(domain: Domain, count: int, utterances: int, vocabulary: int, seed: in
 
 
 def _choose(speaker: Speaker, pool: list[str], seed: int) -> list[str]:
-    """What a speaker says: no sentence twice before all were said."""
+    """A speaker's sentences: none is repeated before all have been used."""
     rng = randomness.generator(seed, "said", speaker.name)
     order: list[int] = []
     while len(order) < speaker.utterances:
@@ -159,7 +162,7 @@ def _choose(speaker: Speaker, pool: list[str], seed: int) -> list[str]:
 
 
 def _speak(speaker: Speaker, said: list[str], library: tuple[str, str], seed: int) -> list[store.Outcome]:
-    """All of one speaker's utterances, heard."""
+    """All of one speaker's utterances, as features."""
     english = alphabet("en")
     rng = randomness.generator(seed, "hiss", speaker.name)
     outcomes: list[store.Outcome] = []
@@ -171,7 +174,7 @@ def _speak(speaker: Speaker, said: list[str], library: tuple[str, str], seed: in
 
 
 def _voice(speaker: Speaker, said: list[str], library: tuple[str, str]) -> list[Wave]:
-    """Sentences as waves at 16 kHz, by a fresh espeak-ng."""
+    """Sentences as waves at 16 kHz, from a fresh espeak-ng process."""
     voice = {**asdict(speaker), "voice": f"{speaker.accent}+{speaker.variant}", "sentences": said}
     done = subprocess.run(
         [sys.executable, "-I", espeak.__file__, *library],
@@ -192,7 +195,7 @@ def _voice(speaker: Speaker, said: list[str], library: tuple[str, str]) -> list[
 
 
 def _library() -> tuple[str, str]:
-    """Paths of espeak-ng's library and of its voices (empty: where the library itself looks)."""
+    """Paths of espeak-ng's library and of its voices (empty: the library's default)."""
     try:
         import espeakng_loader
 

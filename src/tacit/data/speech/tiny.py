@@ -1,7 +1,7 @@
-"""A spoken language made of tones, for tests: a corpus in a moment, with nothing but NumPy.
+"""A spoken language of tones, for tests: a corpus within a moment, with only NumPy.
 
-Every character is a short chord of its own; a speaker has a pitch and a pace. It is to speech what a field
-of Gaussian clouds is to pictures: the real shapes, and something a tiny recogniser can learn.
+Every character is a short chord of its own; a speaker has a pitch and a pace. It has the shapes of real
+speech, and a tiny recogniser can learn it, as Gaussian clouds stand in for pictures.
 
 >>> data = tiny(speakers=4)
 >>> data.task, data.classes, data.shape, len(set(data.train.users))
@@ -42,7 +42,7 @@ def wave(text: str, pitch: float = 1.0, pace: float = 1.0) -> NDArray[np.float32
 
 
 def tiny(speakers: int = 8, utterances: int = 6, words: int = 2, seed: int = 0) -> Dataset:
-    """`speakers` to train on with about `utterances` each, and two more for validation and two for test."""
+    """`speakers` for training with about `utterances` each, and two more each for validation and test."""
     english = alphabet("en")
 
     def part(name: str, count: int) -> Iterator[Heard]:

@@ -1,9 +1,9 @@
-"""Characters as tokens: how a transcript becomes numbers, and numbers become a transcript.
+"""Characters as tokens: converts transcripts to numbers and back.
 
-Token 0 is the blank of CTC, then the word boundary `|`, the apostrophe, the hyphen, and the letters. English
-has 29 characters and the blank; French and German keep their own letters (Pelikan et al., 2025). An alphabet
-is stated here in full, never collected from transcripts: what letters people used would be a release of
-private data.
+Token 0 is CTC's blank, followed by the word boundary `|`, the apostrophe, the hyphen, and the letters.
+English has 29 characters and the blank; French and German keep their own letters (Pelikan et al., 2025). An
+alphabet is stated here in full, never collected from transcripts: the letters that people used would be a
+release of private data.
 
 >>> english = alphabet("en")
 >>> len(english.tokens), english.normalise("“It’s a half-open café,” – she said.")
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from tacit.errors import UserError
 
 BLANK, BOUNDARY = 0, 1
-"""The indices of CTC's blank and of the word boundary, the same in every alphabet."""
+"""The indices of CTC's blank and of the word boundary; they are the same in every alphabet."""
 _BAR = "|"
 
 _LATIN = string.ascii_lowercase
@@ -64,29 +64,29 @@ _SPELT_OUT = str.maketrans(
 
 
 class UnknownCharacters(ValueError):
-    """A transcript has characters that an alphabet has no token for."""
+    """A transcript has characters without a token in the alphabet."""
 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """The tokens of one or more languages, and the way to and from them."""
+    """The tokens of one or more languages, and the conversion to and from them."""
 
     name: str
     letters: str
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Every output of a recogniser, in order; the blank, which stands for nothing, first."""
+        """Every output of a recogniser, in order; the first is the blank, which means no character."""
         return ("", _BAR, "'", "-", *self.letters)
 
     def normalise(self, text: str) -> str:
-        """The transcript in these characters and spaces; `UnknownCharacters` if something else remains.
+        """The transcript in these characters and spaces; `UnknownCharacters` if others remain.
 
-        Lower case; punctuation goes, but for apostrophes and for hyphens inside words; a letter that is not
-        in the alphabet loses its accent if what remains is one of the alphabet's.
+        Lower case. Punctuation is removed, except apostrophes and hyphens inside words. A letter outside the
+        alphabet loses its accent if the remaining letter is in the alphabet.
         """
         text = unicodedata.normalize("NFC", text).lower()
-        # A typographic apostrophe is one between letters; anywhere else it was a quotation mark.
+        # A typographic apostrophe counts only between letters; anywhere else it was a quotation mark.
         text = re.sub(rf"(?<=\w)[{_QUOTES}](?=\w)", "'", text)
         text = "".join(self._spelled(c) for c in _SPLITTING.sub(" ", text))
         words = [word.strip("-") for word in text.split()]
@@ -102,7 +102,7 @@ class Alphabet:
         return np.array([self._index[c] for c in text.replace(" ", _BAR)], np.int64)
 
     def decode(self, tokens: Iterable[Any]) -> str:
-        """The transcript of tokens; blanks say nothing."""
+        """The transcript of tokens; blanks are dropped."""
         return "".join(self.tokens[int(t)] for t in tokens).replace(_BAR, " ").strip()
 
     def _spelled(self, c: str) -> str:

@@ -1,4 +1,4 @@
-"""A client at the public door: it connects, carries orders out as they come, and answers."""
+"""A client at the public door: it connects, carries out orders as they arrive, and answers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tacit.deploy.flower.library import HEARTBEAT, flower
 from tacit.deploy.flower.post import BODY, HEAD, Post, record
 from tacit.deploy.keys import PrivateKey
 
-if TYPE_CHECKING:  # what carries messages starts without what trains
+if TYPE_CHECKING:  # the transport starts without importing the training code
     from tacit.deploy.client import Reply
     from tacit.deploy.messages import Body
 
 SHORTEST, POLL = 0.1, 1.0
-"""Seconds between two looks for orders: after one has come, and after a while."""
+"""Seconds between two polls for orders: right after an order, and later."""
 LONGEST_PAUSE = 60.0
-"""Seconds before a client that cannot reach the server tries again, at most."""
+"""The most seconds before a client that cannot reach the server tries again."""
 LONGEST_ANSWER = 1 << 26
-"""Bytes of one answer of the SuperLink that a client reads; bodies come in pieces of a twelfth of that."""
+"""The most bytes of one SuperLink answer that a client reads; bodies come in pieces of a twelfth of that."""
 
 _log = logging.getLogger("tacit.deploy")
 
 
 class Lost(Exception):
-    """The connection must be made anew."""
+    """The connection was lost and must be made again."""
 
 
 def attend(
@@ -42,7 +42,7 @@ def attend(
     home: Path,
     say: Callable[[str], None] = _log.info,
 ) -> None:
-    """Carry out a federation's orders until `stop`: connect, and again whenever the connection is lost."""
+    """Carry out a federation's orders until `stop`; reconnect whenever the connection is lost."""
     flower(home)
     import httpx
 
@@ -57,9 +57,9 @@ def attend(
         except (httpx.HTTPError, Lost, OSError, ssl.SSLError) as error:
             if not stop.is_set():
                 say(f"{server}: {_reason(error)}; trying again in {pause:.0f} s")
-        except Exception as error:  # whatever a server sent: a client stays
+        except Exception as error:  # whatever a server sent, the client keeps running
             say(f"{server}: {type(error).__name__}: {error}; trying again in {pause:.0f} s")
-        # Not all at once after a server's restart.
+        # Clients must not all reconnect at once after a server's restart.
         stop.wait(pause * random.uniform(0.7, 1.3))
         pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -77,7 +77,7 @@ def _reason(error: Exception) -> str:
 def _connected(
     server: str, trust: ssl.SSLContext, key: PrivateKey, stop: threading.Event
 ) -> Iterator[tuple[Any, Any, threading.Event]]:
-    """A client of the public door that is known there, its node, and an event for when that ends."""
+    """A registered client of the public door, its node, and an event that is set when the connection ends."""
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.node_pb2 import Node
@@ -101,7 +101,7 @@ def _connected(
             try:
                 sign = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
                 failures = 0 if client.SendNodeHeartbeat(sign).success else 9
-            except Exception:  # the network's, or the server's: the main loop makes a new connection
+            except Exception:  # a network or server error: the main loop reconnects
                 failures += 1
             if failures > 2:
                 lost.set()

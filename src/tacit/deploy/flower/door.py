@@ -1,10 +1,9 @@
-"""The public door's sockets: who has not shown a known key yet cannot keep others out.
+"""The public door's sockets: a caller who has not shown a known key yet cannot keep others out.
 
-A connection costs a file descriptor and some memory before anything is known of whoever made it. So a
-connection that has shown no member's signature within `PROOF` seconds is closed, whatever it has sent by
-then, and beyond `STRANGERS` such connections of one address, and `ALL` in all, the oldest ones are: whoever
-comes to speak is served while those who only stay make room. Heads of requests are read by h11, which stops
-at 64 kB.
+A connection costs a file descriptor and some memory before anything is known about the caller. So a
+connection that shows no member's signature within `PROOF` seconds is closed, whatever it has sent by then.
+Beyond `STRANGERS` such connections from one address, and `ALL` in total, the oldest ones are closed. New
+callers are served, while idle ones make room. h11 reads the heads of requests, and stops at 64 kB.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import Any
 from tacit.deploy.flower.gate import Address
 
 PROOF = 15.0
-"""Seconds that somebody may stay without having shown a known key."""
+"""Seconds that a connection may stay without having shown a known key."""
 STRANGERS, ALL = 64, 512
-"""Connections that have not, of one address and in all."""
+"""Such connections allowed, from one address and in total."""
 
 
 class Unproven:
-    """Connections that have not shown a known key, in the order in which they came."""
+    """Connections that have not shown a known key, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._since: OrderedDict[Address, tuple[float, socket.socket]] = OrderedDict()
@@ -35,7 +34,7 @@ class Unproven:
         return len(self._since)
 
     def add(self, address: Address, connection: socket.socket) -> None:
-        """One more; the oldest of the same address, or of all, makes room for it."""
+        """Add a connection; the oldest one of the same address, or of all, makes room for it."""
         self._since[address] = monotonic(), connection
         same = [other for other in self._since if other[0] == address[0]]
         if len(same) > STRANGERS:
@@ -44,11 +43,11 @@ class Unproven:
             self._close(next(iter(self._since)))
 
     def proven(self, address: Address) -> None:
-        """Whoever this is, is known."""
+        """The connection from this address has shown a known key."""
         self._since.pop(address, None)
 
     def close_stale(self) -> None:
-        """Close who has been there too long; forget who has left."""
+        """Close connections that have been here too long; forget those that have left."""
         now = monotonic()
         for address, (since, connection) in list(self._since.items()):
             if connection.fileno() < 0:
@@ -58,12 +57,12 @@ class Unproven:
 
     def _close(self, address: Address) -> None:
         _, connection = self._since.pop(address)
-        with suppress(OSError):  # it has gone by itself
+        with suppress(OSError):  # it has already gone
             connection.shutdown(socket.SHUT_RDWR)
 
 
 def servers(uvicorn: Any) -> tuple[type[Any], type[Any]]:
-    """uvicorn's server without a say in signals, and the same for the public door."""
+    """uvicorn's server without signal handlers, and the same for the public door."""
 
     class Quiet(uvicorn.Server):  # type: ignore[misc]
         @contextmanager
@@ -71,7 +70,7 @@ def servers(uvicorn: Any) -> tuple[type[Any], type[Any]]:
             yield
 
     class Public(Quiet):
-        """Accepts connections itself, so that it can close those of whom nothing is known."""
+        """Accepts connections itself, so that it can close those that have not shown a known key."""
 
         def __init__(self, config: Any, unproven: Unproven) -> None:
             super().__init__(config)
@@ -103,7 +102,7 @@ def servers(uvicorn: Any) -> tuple[type[Any], type[Any]]:
             while True:
                 try:
                     connection, address = await loop.sock_accept(self._listener)
-                except OSError:  # out of descriptors, or gone before it was looked at
+                except OSError:  # out of descriptors, or gone before it was accepted
                     await asyncio.sleep(0.1)
                     continue
                 self._unproven.add(address[:2], connection)

@@ -1,4 +1,4 @@
-"""The gate of the public door: which requests are passed on, and a line for those that are not."""
+"""The gate of the public door: it decides which requests are passed on, and logs those that are not."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ FLEET = frozenset(
         "confirm-message-received",
     )
 )
-"""What the public door is for."""
+"""The paths that the public door serves."""
 LONGEST_REQUEST = 1 << 24
-"""Bytes of one request of a client; answers come in pieces of a third of that."""
+"""The most bytes of one request of a client; answers come in pieces of a third of that."""
 OFTEN = 10.0
-"""Seconds between two lines about who was turned away, at least."""
+"""The least number of seconds between two log lines about refused requests."""
 
 Address = tuple[str, int]
 
 
 def ignore(code: int, scope: Any) -> None:
-    """Nobody wants to know."""
+    """Ignore a refused request."""
 
 
 class Gate:
-    """An ASGI app in front of another: what is not a path of the public door is not there, and nothing is
-    read of a request but its head unless its headers show whose it is, and of what length.
+    """An ASGI app in front of another. A path that is not the public door's does not exist. Of a request only
+    the head is read, unless its headers show whose it is and how long it is.
 
-    `known` is asked whose headers these are; `proven` is told the address of whoever is known, `refused` of
-    each request that is answered with an error, here or behind the gate.
+    `known` says whether headers are a member's; `proven` is called with the address of each known caller;
+    `refused` with each request that is answered with an error, here or behind the gate.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Gate:
             self._proven(tuple(scope["client"]))
         length = headers.get("content-length", "")
         told = length.isdecimal() and len(length) <= len(str(LONGEST_REQUEST))
-        told = told and "transfer-encoding" not in headers  # which would count instead
+        told = told and "transfer-encoding" not in headers  # it would take precedence
         return None if told and int(length) <= LONGEST_REQUEST else 413
 
 
 def on_roster(nodes: Mapping[bytes, int], headers: Mapping[str, str]) -> bool:
-    """Whether the headers of a request are those of somebody who was let in."""
+    """Whether the headers of a request belong to a member that was let in."""
     from types import SimpleNamespace
 
     from fastapi import HTTPException
@@ -111,18 +111,20 @@ def on_roster(nodes: Mapping[bytes, int], headers: Mapping[str, str]) -> bool:
 
 
 class TurnedAway:
-    """Lines in the federation's log about requests that were refused: of each status code at most one in
-    `OFTEN` seconds, however many there are, so that nobody can fill a disk with them.
+    """Log lines about refused requests: at most one per status code in `OFTEN` seconds, however many requests
+    there are, so that nobody can fill a disk with them.
     """
 
     def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._log, self._clock = log, clock
         self._lock = threading.Lock()
         self._counted: dict[int, tuple[int, float]] = {}
-        """By code: requests since the last line, and when that was."""
+        """By status code: requests since the last line, and the time of that line."""
 
     def __call__(self, code: int, scope: Any) -> None:
-        """One more; the line tells of the last one, and how many there were since the line before."""
+        """Count a refused request; a line describes the last one, and says how many came since the line
+        before.
+        """
         with self._lock:
             count, written = self._counted.get(code, (0, -OFTEN))
             if self._clock() - written < OFTEN:
@@ -135,7 +137,7 @@ class TurnedAway:
             try:
                 with self._log.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(line) + "\n")
-            except OSError:  # a full disk shuts nobody out
+            except OSError:  # a full disk must not lock anybody out
                 pass
 
 

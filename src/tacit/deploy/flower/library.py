@@ -1,4 +1,4 @@
-"""Flower itself, told to keep to itself, and its clients at the private door."""
+"""Flower itself, with telemetry off by default, and its clients at the private door."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEARTBEAT = 10.0
 
 
 def flower(home: Path) -> Any:
-    """Flower, told to keep to itself; a UserError if it is not there."""
+    """Flower, with telemetry and update checks off by default; a UserError if it is not installed."""
     os.environ.setdefault("FLWR_HOME", str(home))
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")

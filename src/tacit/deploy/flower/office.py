@@ -1,4 +1,4 @@
-"""The federation's post office: a SuperLink with two doors, which lets in whoever is on the roster."""
+"""The federation's post office: a SuperLink with two doors, which lets in the members of the roster."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tacit.errors import UserError
 LOG = "log.jsonl"
 """The federation's log."""
 DESCRIPTORS = 1 << 16
-"""Files and connections that the post office asks the operating system for, at most."""
+"""The most files and connections that the post office requests from the operating system."""
 
 _log = logging.getLogger("tacit.deploy")
 
 
 def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda: None) -> None:
-    """Run the federation's post office until SIGTERM or Ctrl-C; `ready` is told when clients may come."""
+    """Run the post office until SIGTERM or Ctrl-C; `ready` is called when clients may connect."""
     flower(folder / HOME)
     import uvicorn
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
@@ -60,8 +60,8 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
         runtime_dependency_install=False,
     )
     app = create_app(config, SuperLinkLifespan)
-    # Whoever connects lets go of an idle connection after 5 s. If the server did so first, one that was just
-    # to be used again would be closed under it.
+    # Clients drop an idle connection after 5 s. If the server dropped it first, it could close one that is
+    # about to be reused.
     common: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
     common["timeout_keep_alive"] = 60
 
@@ -81,7 +81,7 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
             lifespan="off",
             ssl_certfile=str(folder / "tls.crt"),
             ssl_keyfile=str(folder / "tls.key"),
-            **common | {"log_level": "error"},  # strangers write no lines
+            **common | {"log_level": "error"},  # strangers must not fill the log
         ),
         unproven,
     )
@@ -120,8 +120,10 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[], None] = lambda
 
 
 def _ask_for_descriptors() -> None:
-    """Each client has some connections, and the customary limit is 1,024 of them for all."""
-    import resource  # not on every system; this one has Unix sockets, or nobody would be here
+    """Raise the limit of open files: each client has several connections, and the usual limit is 1,024 for
+    all.
+    """
+    import resource  # not on every system, but a system with Unix sockets has it
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
@@ -132,7 +134,9 @@ def _ask_for_descriptors() -> None:
 def _keep_members(
     folder: Path, nodes: dict[bytes, int], stop: threading.Event, ready: Callable[[], None]
 ) -> None:
-    """Let in whoever is on the roster, and put out whoever was taken off it; `nodes` are those who are in."""
+    """Let in members of the roster, and put out those who were removed from it; `nodes` holds those who are
+    in.
+    """
     from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -151,13 +155,13 @@ def _keep_members(
             if not told:
                 told = True
                 ready()
-        except Exception as error:  # the post office stays open to those who are in
+        except Exception as error:  # the post office stays open to those already in
             _log.warning("the roster could not be followed: %s", error)
         stop.wait(2.0)
 
 
 def online(folder: Path) -> set[str]:
-    """Who is connected to a federation's SuperLink now."""
+    """The clients that are connected to a federation's SuperLink now."""
     flower(folder / HOME)
     import httpx
     from flwr.proto.control_pb2 import ListNodesRequest

@@ -1,4 +1,4 @@
-"""What is in a message at the SuperLink: a head, which is fetched first, and a body in pieces."""
+"""A message at the SuperLink: a head, which is fetched first, and a body in pieces."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.deploy.messages import BadMessage
 
-if TYPE_CHECKING:  # what carries messages starts without what trains
+if TYPE_CHECKING:  # the transport starts without importing the training code
     from tacit.deploy.server import Parcel
 
 PATIENCE = 300.0
-"""Seconds that the next piece of a body may take."""
+"""Seconds to wait for the next piece of a body."""
 LEAST = 1 << 20
-"""Bytes of a piece but the last: nobody is kept busy with pieces of a byte."""
+"""The fewest bytes of any piece but the last: nobody can keep a reader busy with one-byte pieces."""
 HEAD, BODY = "head", "body"
 
 
 class NotYet(Exception):
-    """A piece has been announced, and its sender has not brought it."""
+    """A piece was announced, but its sender has not delivered it yet."""
 
 
 class Post:
-    """A message that lies at the SuperLink: its head is fetched first, its body only if somebody asks for it,
-    piece by piece, no further than its head has promised. What has not come when it `ends` is not waited for.
+    """A message that lies at the SuperLink. Its head is fetched first. Its body is fetched only on request,
+    piece by piece, up to the length that the head promised. Pieces that have not come when it `ends` are not
+    waited for.
 
-    Whatever its sender has put there, it is a message or a `BadMessage`.
+    Whatever its sender put there, it is either a message or a `BadMessage`.
     """
 
     def __init__(self, client: Any, node: Any, plain: Any, tree: Any, ends: float = math.inf) -> None:
@@ -40,8 +41,8 @@ class Post:
         self._confirmed, self._ends = False, ends
 
     def parcel(self, wait: bool = True) -> Parcel | None:
-        """Its head, and how to get its body; None if it has another form. Raises `NotYet` instead of waiting
-        for the head if it shall not `wait`.
+        """Its head, and a way to get its body; None if it has another form. With `wait=False`, raises
+        `NotYet` instead of waiting for the head.
         """
         from flwr.app import ConfigRecord, RecordDict
         from flwr.supercore.inflatable.inflatable_object import get_object_body
@@ -62,7 +63,7 @@ class Post:
         return (head, lambda size: self._body(body, size)) if isinstance(head, bytes) else None
 
     def confirm(self) -> None:
-        """Let the SuperLink forget it."""
+        """Let the SuperLink delete it."""
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
         if not self._confirmed:
@@ -97,7 +98,7 @@ class Post:
         return content
 
     def _part(self, name: Any, patience: float = PATIENCE) -> bytes:
-        """One piece, as soon as its sender has brought it."""
+        """One piece, as soon as its sender has delivered it."""
         from flwr.supercore.inflatable.inflatable_object import get_object_id
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 
@@ -130,7 +131,7 @@ def _in_time() -> Iterator[None]:
 
 @contextmanager
 def _whatever_it_is() -> Iterator[None]:
-    """What was put there is its sender's choice: how Flower fails to read it is, too."""
+    """The sender chooses what is put there, and so also how Flower fails to read it."""
     import httpx
 
     try:
@@ -142,7 +143,7 @@ def _whatever_it_is() -> Iterator[None]:
 
 
 def record(body: bytes | bytearray) -> Any:
-    """A body as Flower carries it: sliced where it is, never copied as a whole."""
+    """A body in Flower's form: sliced in place, never copied as a whole."""
     from flwr.app import Array, ArrayRecord
 
     array: Any = Array(dtype="uint8", shape=(len(body),), stype="raw", data=b"")

@@ -1,4 +1,4 @@
-"""The server's side of a run: orders out, answers in, through the federation's own SuperLink."""
+"""The server's side of a run: it sends orders and receives answers through the federation's own SuperLink."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tacit.deploy.flower.post import BODY, HEAD, NotYet, Post, record
 from tacit.deploy.keys import fingerprint
 from tacit.errors import UserError
 
-if TYPE_CHECKING:  # what carries messages starts without what trains
+if TYPE_CHECKING:  # the transport starts without importing the training code
     from tacit.deploy.messages import Body
     from tacit.deploy.server import Parcel
 
 GRACE = 600.0
-"""Seconds after the deadline for which the SuperLink still knows of an order: it fails to answer for one that
-it has forgotten."""
+"""Seconds after the deadline for which the SuperLink still remembers an order. Asked about an order that it
+has forgotten, it fails.
+"""
 APP = b"""[project]
 name = "tacit-post"
 version = "1.0.0"
@@ -60,10 +61,10 @@ class SuperLinkTransport:
 
         self._failed, self._nodes, self._stop = httpx.HTTPError, dict[str, int](), threading.Event()
         self._came: dict[str, Post | None] = {}
-        """What was answered to the orders that are out; None: that nothing will be."""
+        """Answers to the pending orders; None: no answer will come."""
         self._unanswered: set[str] = set()
         self._due: set[str] = set()
-        """Orders to which nothing has come."""
+        """Orders that have no answer yet."""
         self._ends = 0.0
         bundle, _ = build_fab_from_files({"pyproject.toml": APP, "nothing.py": b"app = None\n"})
         control, runtime = private(ControlHttpClient, folder), private(RuntimeHttpClient, folder)
@@ -126,8 +127,8 @@ class SuperLinkTransport:
         return {who: ticket for who, ticket in zip(there, tickets, strict=True) if ticket}
 
     def receive(self, tickets: Sequence[str]) -> dict[str, Parcel | None]:
-        """All that came is asked for at once, also for orders that are looked at later: after the deadline
-        once more, and then no longer.
+        """Fetch all answers that have come at once, also those for orders that are read later. After the
+        deadline this happens once more, and then no longer.
         """
         found: dict[str, Parcel | None] = {}
         with self._answering():
@@ -141,7 +142,7 @@ class SuperLinkTransport:
             for ticket in tickets:
                 post = self._came.get(ticket)
                 if post is not None:
-                    with suppress(NotYet):  # of what was announced, others are not kept waiting for it
+                    with suppress(NotYet):  # announced but not delivered: do not keep the others waiting
                         parcel = post.parcel(wait=False)
                         found[ticket] = parcel and (parcel[0], self._fetching(parcel[1]))
                 elif ticket in self._came:
@@ -156,7 +157,7 @@ class SuperLinkTransport:
         pulled = client.PullMessages(PullAppMessagesRequest(message_ids=list(self._due)))
         for plain, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
             ticket = plain.metadata.reply_to_message_id
-            if ticket not in self._due:  # somebody's who was asked for nothing
+            if ticket not in self._due:  # from a client that has no pending order
                 continue
             failed = plain.HasField("error")
             self._came[ticket] = None if failed else Post(client, self._grid.node, plain, tree, self._ends)
@@ -164,8 +165,8 @@ class SuperLinkTransport:
             self._due.discard(ticket)
 
     def _forget(self) -> None:
-        """Have the SuperLink drop what is left of the orders before: answers that were not read to their end,
-        and orders that their clients never fetched, each of which holds a whole body.
+        """Make the SuperLink drop what is left of earlier orders: answers that were not read to the end, and
+        orders that their clients never fetched, each of which holds a whole body.
         """
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
@@ -199,7 +200,9 @@ class SuperLinkTransport:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """What a SuperLink that is gone, or knows this run no more, means for the person who started it."""
+        """Turn the errors of a SuperLink that is gone, or no longer knows this run, into a message for the
+        user.
+        """
         try:
             yield
         except self._failed as error:
@@ -213,7 +216,7 @@ class SuperLinkTransport:
         from flwr.supercore.runtime import RuntimeHttpClient
 
         client = private(RuntimeHttpClient, folder, [RuntimeTokenHttpInterceptor(token=token)])
-        while not self._stop.is_set():  # at once: the first is waited for the shortest
+        while not self._stop.is_set():  # the first one at once: its timeout is the shortest
             with suppress(self._failed):
                 client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
             self._stop.wait(HEARTBEAT / 2)

@@ -1,13 +1,12 @@
-"""From what was done to what it cost: (ε, δ) of any number of events, by two accountants.
+"""Privacy accounting: (ε, δ) of any number of events, by two accountants.
 
 >>> from tacit.privacy.events import PoissonGaussian
 >>> cost = epsilon({PoissonGaussian(rate=0.029465, noise=1.536): 2006}, delta=1e-9)
 >>> print(f"ε {cost.pld:.2f} by PLD, {cost.rdp:.2f} by RDP at order {cost.order:.1f}")
 ε 6.17 by PLD, 6.51 by RDP at order 6.7
 
-`pld` and `rdp` are one file each, and each says which events it `supports`. Both are proved upper bounds,
-so the smaller one is a guarantee as well. An event that neither knows is refused: nobody could say what it
-cost.
+`pld` and `rdp` are one file each, and each says which events it `supports`. Both are proved upper bounds, so
+the smaller one is a guarantee as well. An event that neither supports is refused, since its cost is unknown.
 
 | event | relation | sensitivity | PLD | RDP |
 |---|---|---|---|---|
@@ -15,8 +14,8 @@ cost.
 | `FixedSizeGaussian` | replace one | 2C | no | yes |
 | `MatrixRow` | add or remove one | C·√square | yes | yes |
 
-dp_accounting is imported where it is used, and by `tacit.privacy.library`: commands and workers that never
-ask for ε should not wait for it.
+dp_accounting is imported only where it is used, through `tacit.privacy.library`: commands and workers that
+never need ε should not wait for it.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class Epsilon:
 
     @property
     def value(self) -> float:
-        """The guarantee: the smaller of the proved bounds (the PLD one, but for rounding)."""
+        """The guarantee: the smaller of the proved bounds (the PLD one, up to rounding)."""
         return self.rdp if self.pld is None else min(self.pld, self.rdp)
 
     def at_most(self, bound: float) -> Epsilon:
-        """The same, where it is known from elsewhere that `value` is no more than `bound`."""
+        """The same, given other proof that `value` is at most `bound`."""
         if self.pld is None:
             return replace(self, rdp=min(self.rdp, bound))
         return replace(self, pld=min(self.pld, bound))
@@ -63,26 +62,26 @@ def epsilon(spend: Spend, delta: float) -> Epsilon:
 
 
 def rdp_epsilon(spend: Spend, delta: float) -> float:
-    """The RDP bound alone, which is quick: an upper bound of `epsilon(...).value`."""
+    """The RDP bound alone, which is fast: an upper bound of `epsilon(...).value`."""
     items = _items(spend, delta)
     return rdp.epsilon(items, delta)[0] if items else 0.0
 
 
 def pld_epsilon(spend: Spend, delta: float, rough: bool = False) -> float:
-    """The PLD bound alone, or RDP where there is none. `rough`: quick, coarse, still an upper bound."""
+    """The PLD bound alone, or RDP if there is none. `rough`: fast and coarse, but still an upper bound."""
     items = _items(spend, delta)
     value = pld.epsilon(items, delta, pld.ROUGH if rough else pld.FINE) if items else 0.0
     return rdp_epsilon(spend, delta) if value is None else value
 
 
 def exceeds(spend: Spend, budget: float, delta: float) -> bool:
-    """Whether `spend` is not proved to stay within ε ≤ `budget`. Asks the quick bounds first."""
+    """Whether `spend` is not proved to stay within ε ≤ `budget`. Tries the fast bounds first."""
     quick = rdp_epsilon(spend, delta) <= budget or pld_epsilon(spend, delta, rough=True) <= budget
     return not quick and epsilon(spend, delta).value > budget
 
 
 def check_delta(delta: float) -> None:
-    """Refuse what is no probability."""
+    """Refuse a δ that is not a probability."""
     if not 0 < delta < 1:
         raise UserError(
             f"δ = {delta:g} is not a probability between 0 and 1, for which Gaussian noise has a guarantee; "
@@ -112,9 +111,9 @@ def _items(spend: Spend, delta: float) -> Items:
 
 
 def _merged(spend: Spend) -> Spend:
-    """The same with all Gaussian queries that involve no sampling as one: exactly what they cost together.
+    """The same, with all Gaussian queries without sampling merged into one that costs exactly the same.
 
-    The rounds of a matrix mechanism differ, and thousands of events would take long to compose.
+    The rounds of a matrix mechanism are different events, and composing thousands would be slow.
     """
     found = {event: gaussian for event in spend if (gaussian := unsampled(event)) is not None}
     if len(found) < 2:

@@ -1,9 +1,9 @@
 """Privacy-loss distributions: the tighter accountant.
 
-Losses of each event are put on a grid and composed by Fourier transforms. Every rounding of losses is upwards
+The losses of each event are put on a grid and composed by Fourier transforms. Losses are always rounded up
 (dp_accounting's pessimistic "connect the dots", Doroshenko et al. 2022, arXiv:2207.04380), so a coarse grid
-can only overstate ε; grids here are fine enough for about three digits. The transforms themselves round
-either way: a part of δ is kept back for that (`rounding`).
+can only overstate ε; grids here are fine enough for about three digits. The transforms themselves round both
+ways: a part of δ is reserved for that (`rounding`).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from tacit.privacy.accountants.rdp import Items
 from tacit.privacy.events import LEAST, MOST, Event, PoissonGaussian
 
 SMALLEST_DELTA = 1e-11
-"""Below this δ the rounding of the Fourier transforms is no longer small beside δ; only RDP is used there, as
-it is above it for so many events that their rounding is half of δ.
+"""Below this δ, the rounding of the Fourier transforms is no longer small relative to δ, and only RDP is
+used. Above it, only RDP is used if there are so many events that their rounding is half of δ.
 """
 
 LARGEST_STEP = 512.0
-"""Losses so large that a grid of them has wider steps overflow eˣ; ε is in the millions there, and RDP bounds
-it.
-"""
+"""The widest grid step: on a wider grid, losses overflow eˣ. ε is in the millions there; RDP bounds it."""
 
 SMALLEST_STEP = 1e-18
-"""With so much noise that one loss is smaller, it drowns in the rounding of 1; RDP bounds it."""
+"""The finest grid step: with so much noise that one loss is smaller, it is lost in the rounding of 1; RDP
+bounds it.
+"""
 
 FINE, ROUGH = 30_000, 2_000
-"""Most points on the grid of one event's privacy losses; making them takes about 5 µs each."""
+"""The most points on the grid of one event's privacy losses; computing them takes about 5 µs each."""
 
 
 def supports(event: Event) -> TypeGuard[PoissonGaussian]:
-    """Whether there is a bound for such an event: for Poisson-sampled and plain Gaussians."""
+    """Whether this accountant has a bound for an event: for Poisson-sampled and plain Gaussians."""
     return isinstance(event, PoissonGaussian)
 
 
@@ -53,14 +53,15 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
             return math.inf
         if event.noise > MOST:
             return None
-        # Without sampling, k Gaussians are one with noise ÷ √k: exact, with no grid to compose on.
+        # Without sampling, k Gaussians equal one with noise ÷ √k: exact, without a grid.
         merged.append(
             (1.0, event.noise / math.sqrt(count), 1) if event.rate == 1 else (event.rate, event.noise, count)
         )
     left = delta - rounding(count for _, _, count in merged)
     if left < delta / 2:
         return None
-    # Outcomes this rare are counted as if they revealed everything: ten thousand times rarer than δ in all.
+    # Outcomes this rare are counted as revealing everything; in total they are ten thousand times rarer than
+    # δ.
     tail = 5 * math.floor(math.log(delta * 1e-4 / sum(count for _, _, count in merged)) / 5)
     interval = min(_grid(*part, tail, points) for part in merged)
     if not SMALLEST_STEP <= interval <= LARGEST_STEP:
@@ -71,11 +72,11 @@ def epsilon(items: Items, delta: float, points: int) -> float | None:
 
 
 def rounding(counts: Iterable[int]) -> float:
-    """By how much δ of so many repetitions of each of several events may be understated.
+    """The most by which rounding may understate δ, for these repetition counts of several events.
 
-    A transform of probabilities errs by some 10⁻¹⁶, and its n-th power by n times that. Measured where the
-    exact δ is known, over a hundred settings: up to 10⁻¹³ for 2,000 repetitions and 9·10⁻¹² for 240,000. This
-    is six times as much.
+    A transform of probabilities errs by about 10⁻¹⁶, and its n-th power by n times that. Over a hundred
+    settings with known exact δ, the measured error was up to 10⁻¹³ for 2,000 repetitions and 9·10⁻¹² for
+    240,000. This is six times as much.
     """
     return 2.0**-52 * sum(256 + count for count in counts)
 
@@ -95,10 +96,10 @@ def _pld(rate: float, noise: float, interval: float, tail: int) -> Any:
 
 @lru_cache(maxsize=4096)
 def _grid(rate: float, noise: float, count: int, tail: int, points: int) -> float:
-    """The spacing of privacy losses: fine beside one event's loss, quick enough for `count` of them.
+    """The spacing of the grid: fine relative to one event's loss, and fast enough for `count` of them.
 
-    Rounding to a grid wider than the typical loss of one event would add up over many events: the spread of
-    one loss decides. Its range and the spread of the sum decide what a grid costs.
+    On a grid wider than one event's typical loss, rounding would add up over many events, so the spread of
+    one loss decides. Its range and the spread of the sum determine what a grid costs.
     """
     reach = math.sqrt(-2 * tail) * noise
     x = np.linspace(-reach, 1 + reach, 4001)
@@ -110,8 +111,8 @@ def _grid(rate: float, noise: float, count: int, tail: int, points: int) -> floa
     width = float(loss[-1] - loss[0])
     composed = width + 20 * spread * math.sqrt(count)
     wanted = min(1e-4, spread / 10)
-    # Never wider than the spread for the sum's sake: rounding up would stretch the sum itself.
+    # Never wider than the spread, to keep the sum accurate: rounding up would stretch the sum itself.
     affordable = max(width / points, min(composed / (7 * points), spread / 4))
     widest = max(wanted, affordable)
-    # A power of two, so that a run that grows by one event at a time meets the same few cached grids.
+    # A power of two, so a run that grows by one event at a time uses the same few cached grids.
     return float(2.0 ** round(math.log2(widest))) if widest else 0.0
