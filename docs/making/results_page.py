@@ -131,7 +131,7 @@ class Table:
 def tables(kept: Path) -> list[Table]:
     """All comparisons, those with something to show first."""
     found = []
-    for file in sorted(kept.glob("*.yaml")):
+    for file in sorted(kept.glob("*.yaml"), key=lambda file: file.stem):
         cells = file.with_suffix(".json")
         made = json.loads(cells.read_text("utf-8")) if cells.exists() else {"cells": [], "under way": []}
         about = yaml.safe_load(file.read_text("utf-8"))
