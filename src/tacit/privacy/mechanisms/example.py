@@ -64,7 +64,7 @@ from tacit.privacy.bits import Bits, Ids
 from tacit.privacy.bounding import Bounding
 from tacit.privacy.clipping import Clip
 from tacit.privacy.events import PoissonGaussian, Relation, Spend
-from tacit.privacy.gaussian import BLOCK, for_each_stretch, rounded_gaussian
+from tacit.privacy.gaussian import for_each_stretch, rounded_gaussian
 from tacit.privacy.grid import Grid
 from tacit.privacy.ledger import Charge, Part
 from tacit.privacy.mechanisms.base import (
@@ -87,8 +87,8 @@ MEASURED_BATCH = 512
 """The largest batch size for which that was measured."""
 LEAST_CLIP = 1e-10
 """Below this clip, coordinates whose squares underflow in float32 could together be longer than it."""
-LARGE = 1 << 22
-"""Coordinates that a device other than the CPU rounds and noises at a time, in float64."""
+FEW, LARGE = 1 << 17, 1 << 22
+"""Coordinates that the CPU, and any other device, rounds and noises at a time, in float64."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class ExampleLevel(Mechanism):
 
         def add(start: int, draws: NDArray[np.int64]) -> None:
             stretch = gradients[start : start + len(draws)]
-            _noise_(stretch, torch.from_numpy(draws), unit, batch, BLOCK)
+            _noise_(stretch, torch.from_numpy(draws), unit, batch, FEW)
 
         if isinstance(bits, Drawn):
             bits.for_each_stretch(dimension, std, add)
