@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tacit.privacy import Bits, Clip, ExampleLevel, Poisson
 from tacit.privacy.ahead import Drawn
+from tacit.privacy.gaussian import STRETCH, rounded_gaussian
+from tacit.privacy.grid import Grid
+from tacit.privacy.mechanisms.example import FEW
 
 
 def mechanism() -> ExampleLevel:
@@ -32,6 +36,18 @@ def test_the_same_bits_make_the_same_noise(dimension: int) -> None:
     early, late = (steps(dimension, Bits.named(3, 1), e) for e in (True, False))
     assert all(map(torch.equal, early, late))
     assert len({tuple(noise[:50].tolist()) for noise in early}) == 4 or dimension == 1
+
+
+@pytest.mark.parametrize("dimension", [1, FEW - 1, FEW + 1, STRETCH, STRETCH + 1, STRETCH + FEW + 3])
+def test_every_coordinate_gets_its_own_draw_once(dimension: int) -> None:
+    """The formula in numpy, without blocks: ⌊g ÷ unit⌉ + noise, times unit ÷ B."""
+    gradient = torch.randn(dimension, generator=torch.Generator().manual_seed(dimension))
+    grid = Grid.fit(1.0, dimension, 1.0)
+    draws = rounded_gaussian(dimension, mechanism().std(dimension, 8.0) / grid.unit, Bits.named(7))
+    whole = np.rint(gradient.numpy().astype(np.float64) / grid.unit) + draws
+    expected = (whole * (grid.unit / 8.0)).astype(np.float32)
+    found = mechanism().privatize_(gradient, Bits.named(7), 8.0)
+    assert np.array_equal(found.numpy(), expected)
 
 
 def test_what_nobody_came_for_is_never_used() -> None:
