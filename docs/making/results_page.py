@@ -73,8 +73,10 @@ class Table:
         return next(row for row in self.rows if row.name == name)
 
     def chosen(self, row: Row, column: int, begun: bool = False) -> list[Mapping[str, Any]]:
-        """The cells of a row in a column, or the runs of it that are under way."""
-        wanted = {**row.where, **self.columns[column]["where"]}
+        """The cells of a row in a column, or the runs of it that are under way. What a row says goes first: one
+        that is the same in every column says so with a null.
+        """
+        wanted = {**self.columns[column]["where"], **row.where}
         among = self.begun if begun else self.cells
         return [c for c in among if all(c["point"].get(key) == value for key, value in wanted.items())]
 
