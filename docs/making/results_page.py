@@ -6,6 +6,7 @@ Between the two marks of the page everything is written here; what is around the
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,8 +74,8 @@ class Table:
         return next(row for row in self.rows if row.name == name)
 
     def chosen(self, row: Row, column: int, begun: bool = False) -> list[Mapping[str, Any]]:
-        """The cells of a row in a column, or the runs of it that are under way. What a row says goes first: one
-        that is the same in every column says so with a null.
+        """The cells of a row in a column, or the runs of it that are under way. What the row says goes first:
+        one that is the same in every column says so with a null.
         """
         wanted = {**self.columns[column]["where"], **row.where}
         among = self.begun if begun else self.cells
@@ -129,6 +130,27 @@ class Table:
             return "open", count
         return ("as claimed" if self.sign * difference.mean > 0 else "the opposite"), count
 
+    def printed_gap(self, contrast: Mapping[str, Any], column: int) -> float | None:
+        """The paper's own difference."""
+        one, other = (self.row(contrast[who]).printed(column) for who in ("one", "other"))
+        return None if one is None or other is None else one - other
+
+    def beside_the_paper(self, contrast: Mapping[str, Any], column: int) -> str:
+        """Whether the interval excludes the paper's own difference: "less" than that, "more", or nothing."""
+        found = self.difference(contrast["one"], contrast["other"], column)
+        printed = self.printed_gap(contrast, column)
+        if found is None or printed is None or found[0].low <= printed <= found[0].high:
+            return ""
+        return "less" if self.sign * (printed - found[0].mean) > 0 else "more"
+
+    def judged(self) -> list[tuple[Mapping[str, Any], int]]:
+        """The paper's claims: contrasts that are not our own, each with a column."""
+        return [
+            (contrast, n)
+            for contrast in self.about["contrasts"] if not contrast.get("ours")
+            for n in contrast.get("columns", range(len(self.columns)))
+        ]  # fmt: skip
+
 
 def tables(kept: Path) -> list[Table]:
     """All comparisons, those with something to show first."""
@@ -167,11 +189,7 @@ def verdict(table: Table) -> str:
     """One sentence that the outcomes allow, and no more."""
     if not table.cells:
         return f"**{'Not finished' if table.begun else 'Not run'} yet.** {table.about['cost']}"
-    judged = [
-        (f"{contrast['say']}{_in(table, n)}", *table.outcome(contrast, n))
-        for contrast in table.about["contrasts"] if not contrast.get("ours")
-        for n in contrast.get("columns", range(len(table.columns)))
-    ]  # fmt: skip
+    judged = [(f"{c['say']}{_in(table, n)}", *table.outcome(c, n)) for c, n in table.judged()]
     if not judged:
         return "**None**: the paper claims nothing here."
     enough = [(say, outcome) for say, outcome, seeds in judged if seeds >= SEEDS]
@@ -190,6 +208,9 @@ def verdict(table: Table) -> str:
         which = "interval" if len(unclear) == 1 else "intervals"
         reasons.append(f"zero is in the {which} of {_quoted(unclear)}")
     found = f"**Not settled at this size**, because {'; '.join(reasons)}."
+    less = [f"{c['say']}{_in(table, n)}" for c, n in table.judged() if _counted(table, c, n) == "open, less"]
+    if less:
+        found += f" The paper's own difference is too large for {_quoted(less)}."
     settled = [say for say, outcome in enough if outcome == "as claimed"]
     return f"{found} As claimed: {_quoted(settled)}." if settled else found
 
@@ -278,13 +299,13 @@ def _gaps(table: Table) -> list[str]:
     for contrast in table.about["contrasts"]:
         one, other = table.row(contrast["one"]), table.row(contrast["other"])
         for n in contrast.get("columns", range(len(table.columns))):
-            printed = "–"
-            a, b = one.printed(n), other.printed(n)
-            if a is not None and b is not None:
-                printed = f"{a - b:+.1f}".replace("-", "\N{MINUS SIGN}")
+            gap = table.printed_gap(contrast, n)
+            printed = "–" if gap is None else f"{gap:+.1f}".replace("-", "\N{MINUS SIGN}")
             found = table.difference(one.name, other.name, n)
             ours, over = ("–", "–") if found is None else (found[0].text(), found[1])
-            said = table.outcome(contrast, n)[0]
+            said: str = table.outcome(contrast, n)[0]
+            if said != "the opposite" and (beside := table.beside_the_paper(contrast, n)):
+                said = f"{said}, {beside} than the paper's"
             what = f"{one.name} − {other.name}{_in(table, n)}"
             lines.append(f"| {contrast['say']} | {what} | {printed} | {ours} | {over} | {said} |")
     return lines
@@ -342,6 +363,7 @@ def draw(table: Table, file: Path) -> None:
         curve.set_xlabel("round")
         curve.xaxis.set_major_locator(MaxNLocator(integer=True))
         curve.set_ylabel(unit)
+        curve.set_visible(bool(curve.lines))
         if curve.lines:
             # Beside the curves: where lines fan out, no corner is free.
             curve.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -351,12 +373,40 @@ def draw(table: Table, file: Path) -> None:
     figure.savefig(file, dpi=110, metadata={"Software": None})
 
 
+COUNTED = ("as claimed", "the opposite", "open, less", "open", "not run")
+"""Columns of the overview, each with what `_counted` says."""
+
+
+def overview(found: Sequence[Table]) -> str:
+    """A line for each comparison in which the paper claims something: how many of its claims came out how."""
+    heads = ["comparison", *COUNTED]
+    heads[heads.index("open, less")] = "open, but less than the paper's"
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for table in found:
+        said = [_counted(table, contrast, n) for contrast, n in table.judged()]
+        if said:
+            title = table.about["title"]
+            link = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+            counts = (str(said.count(what) or "–") for what in COUNTED)
+            lines.append(f"| [{title}](#{link}) | {' | '.join(counts)} |")
+    return "\n".join(lines)
+
+
+def _counted(table: Table, contrast: Mapping[str, Any], column: int) -> str:
+    outcome, seeds = table.outcome(contrast, column)
+    if 0 < seeds < SEEDS:
+        return "open"
+    less = outcome == "open" and table.beside_the_paper(contrast, column) == "less"
+    return "open, less" if less else outcome
+
+
 def page_text(kept: Path, text: str) -> str:
     """A page with the comparisons between its two marks."""
     before, _, rest = text.partition(BEGIN)
     _, mark, after = rest.partition(END)
     assert mark, f"the page has lost its marks, {BEGIN} and {END}"
-    made = "\n".join(part(table) for table in tables(kept))
+    found = tables(kept)
+    made = "\n".join([overview(found), "", *map(part, found)])
     return f"{before}{BEGIN}\n\n{made}\n{END}{after}"
 
 

@@ -174,6 +174,29 @@ def test_what_came_out_as_claimed_is_named_beside_what_did_not() -> None:
     assert "zero is in the intervals of “c beats b” and “so it does”. As claimed: “a beats b”." in said
 
 
+@pytest.mark.parametrize(
+    ("printed", "better", "gaps", "said", "counts"),
+    [
+        (5.0, "higher", [0.5, -0.5, 0.2], "open, less than the paper's", "– | – | 1 | – | –"),
+        (-5.0, "lower", [0.5, -0.5, 0.2], "open, less than the paper's", "– | – | 1 | – | –"),
+        (0.6, "higher", [0.5, -0.5, 0.2], "open", "– | – | – | 1 | –"),
+        (-5.0, "higher", [0.5, -0.5, 0.2], "open, more than the paper's", "– | – | – | 1 | –"),
+        (5.0, "higher", [2.0, 2.5, 1.5], "as claimed, less than the paper's", "1 | – | – | – | –"),
+        (5.0, "higher", [-2.0, -2.5, -1.5], "the opposite", "– | 1 | – | – | –"),
+        (5.0, "higher", [0.5, 0.5], "as claimed, less than the paper's", "– | – | – | 1 | –"),
+        (5.0, "higher", [], "not run", "– | – | – | – | 1"),
+    ],
+)
+def test_an_interval_is_held_against_the_papers_own_difference(
+    printed: float, better: str, gaps: list[float], said: str, counts: str
+) -> None:
+    rows = [{**row, "paper": [50 + printed * (row["name"] == "a")]} for row in ABOUT["rows"]]
+    table = Table("x", {**ABOUT, "rows": rows, "better": better, "title": "SAM² (paper 002)"}, cells(gaps))
+    assert results_page._gaps(table)[-1].split(" | ")[-1] == f"{said} |"
+    assert results_page.overview([table]).endswith(f"| [SAM² (paper 002)](#sam²-paper-002) | {counts} |")
+    assert ("too large for “a beats b”" in verdict(table)) == (said == "open, less than the paper's")
+
+
 def test_a_row_that_was_not_run_is_named() -> None:
     table = Table("x", ABOUT, [c for c in cells([1.0, 1.0, 1.0]) if c["point"]["method"] == "a"])
     assert "not all that it takes was run (for “a beats b”)" in verdict(table)
