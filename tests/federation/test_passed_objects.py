@@ -208,3 +208,18 @@ def test_what_a_run_cannot_use_is_told_before_it_begins(tmp_path: Path, given, t
     with pytest.raises(UserError, match=told):
         tacit.run(tacit.load(SECTIONS), tmp_path / "run", dataset=blobs(), **given)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("model.train", ["2.*"], "model.train"),
+        ("model.lora", {"rank": 2, "targets": ["0"]}, "model.lora"),
+        ("data.normalise", {"mean": [1.0], "std": [2.0]}, "data.normalise"),
+    ],
+)
+def test_keys_about_what_was_given_as_an_object_are_told_to_do_nothing(key, value, told) -> None:
+    config = tacit.load(SECTIONS, {"rounds": 1, key: value})
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
+    with pytest.warns(RuntimeWarning, match=rf"not used, as the run was given objects instead: {told}$"):
+        tacit.run(config, "run", model=model, dataset=blobs())
