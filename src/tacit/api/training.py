@@ -32,8 +32,8 @@ from tacit.federation.files import sealed_text, write_atomically
 from tacit.federation.fitting import (
     refuse_lazy,
     refuse_mismatch,
-    refuse_no_train_loss,
     refuse_odd,
+    refuse_odd_metrics,
     refuse_other_task,
 )
 from tacit.federation.lineage import (
@@ -163,7 +163,7 @@ def run(
         start = None if config.model.start is None or model is not None else weights_hash(job.model)
         if "model" in passed or (config.model.name or "").startswith(IMPORT):
             refuse_mismatch(job.model, job.task, dataset)
-        refuse_no_train_loss(job)
+        refuse_odd_metrics(job, dataset.test)
         if config.privacy is not None and config.privacy.noise is not None:
             _refuse_no_round(job)
         config = resolved(config, job)
