@@ -22,6 +22,7 @@ import tacit
 from command import tacit as cli
 from tacit import tasks
 from tacit.data.table import Format, read_table
+from tacit.data.tokens import Bytes
 
 ROWS = [
     {
@@ -317,6 +318,43 @@ def test_an_empty_cell_is_a_class_only_where_it_is_named_as_one() -> None:
 def test_classes_that_are_named_may_all_but_one_be_missing() -> None:
     rows = [{"age": n, "y": "yes"} for n in range(60)]
     assert tacit.dataset(rows, features=["age"], label="y", classes=["no", "yes"]).classes == 2
+
+
+def test_labels_that_are_true_or_false_are_classes_by_these_names() -> None:
+    """Also where 1 is a class, which Python takes for the same."""
+    rows = [{"age": n, "y": n % 3 == 0} for n in range(60)]
+    for classes in (["False", "True"], (False, True), np.array([False, True])):
+        data = tacit.dataset(rows, features=["age"], label="y", classes=classes)
+        assert data.label_names == ("False", "True") and data.train.labels.tolist().count(1) == 18
+    data = tacit.dataset(rows, features=["age"], label="y", classes=["True", "1", "False"])
+    assert set(data.train.labels.tolist()) == {0, 2}
+    with pytest.raises(tacit.UserError, match=r"row 1: False is not among the classes: 0, 1"):
+        tacit.dataset(rows, features=["age"], label="y", classes=["0", "1"])
+
+
+def test_classes_that_are_given_as_floats_are_those_of_a_column_of_floats() -> None:
+    y = np.arange(40) % 2 * 1.0
+    assert tacit.dataset((np.ones((40, 2)), y), classes=np.unique(y)).label_names == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"features": "age", "size": 8}, "size: it is for pictures, and own data is features"),
+        ({"features": "age", "seconds": 2.0}, "seconds: it is for classes of sounds"),
+        ({"features": "age", "max_length": 64}, "max_length: it is for texts"),
+        ({"features": "age", "language": "de"}, "language: it is for task: speech"),
+        ({"text": "note", "tokenizer": Bytes(), "mean": 1.0}, "mean .data.normalise.: it is for numbers"),
+        (
+            {"features": "age", "label": "pay", "task": "regression", "classes": ["a", "b"]},
+            "classes: it is for labels, and own data is features for task: regression",
+        ),
+        ({"text": "note", "tokenizer": Bytes(), "max_length": 2}, "so 2 is too few; give 4 or more"),
+    ],
+)
+def test_what_would_do_nothing_for_such_records_is_refused(given, message) -> None:
+    with pytest.raises(tacit.UserError, match=message):
+        tacit.dataset(ROWS, **{"label": "job"} | given)
 
 
 def test_a_label_below_zero_is_a_class_where_it_is_named_as_one() -> None:
@@ -686,6 +724,34 @@ def test_a_file_of_numbers_is_a_table_whatever_it_is_called(command) -> None:
     assert code == 2 and "data.features: it is of a table, which fashion-mnist-slice is not" in err
 
 
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("max_length=32", "max_length: it is for texts"),
+        ("tokenizer=bytes", "data.tokenizer: it is of texts, and no column of texts is named"),
+        ("speech={}", "data.speech: it is of corpora"),
+        ("options.count=3", "data.options: they are for `import`"),
+    ],
+)
+def test_keys_that_a_table_would_ignore_are_refused(command, key, message) -> None:
+    import pandas
+
+    pandas.DataFrame(ROWS).to_csv("people.csv", index=False)
+    Path("c.yaml").write_text(TABLE)
+    code, _, err = command("data", "c.yaml", "--set", f"data.{key}")
+    assert code == 2 and message in err, err
+
+
+@pytest.mark.parametrize("key", ["max_length=32", "tokenizer=bytes"])
+def test_keys_of_texts_are_refused_for_pictures(command, key) -> None:
+    Path("c.yaml").write_text(
+        "rounds: 1\ndata: {name: fashion-mnist-slice, partition: {kind: iid, clients: 4}}\nmodel: mlp\n"
+        "cohort: 2\nlocal: {steps: 1, batch: 5, lr: 0.1}\n"
+    )
+    code, _, err = command("data", "c.yaml", "--set", f"data.{key}")
+    assert code == 2 and "it is of texts, which fashion-mnist-slice is not; leave it out" in err
+
+
 TEXTS = """\
 rounds: 1
 data:
@@ -824,6 +890,7 @@ def test_everything_of_ones_own_by_import_path(tmp_path) -> None:
         ("mymodule:Net", "mymodule", "model.import: write it as module:name"),
         ("width: 6", "breadth: 6", "unexpected keyword argument 'breadth'"),
         ("mymodule:records", "mymodule:Own", "data"),
+        ("options: {", "size: 8, options: {", "data.size: records from `import` are used as"),
         ("mymodule:Mine", "mymodule:Own", "method"),
         ("mymodule:Net", "mymodule:Own", "model"),
     ],

@@ -198,6 +198,14 @@ def test_records_are_prepared_as_the_run_says_and_found_where_the_owner_says(cli
     )
 
 
+def test_an_owner_may_have_a_function_that_gives_its_records(clinic: Path) -> None:
+    """They come prepared: what the server says of its own table is not for them."""
+    owner = read_owner(clinic).model_copy(update={"data": {"import": "mymodule:records"}})
+    split = {"kind": "owners", "clients": 3}
+    found = owner.section({"name": "table", "path": "ours.csv", "features": ["age"], "partition": split})
+    assert found == {"name": "import:mymodule:records", "partition": split}
+
+
 def test_every_row_of_the_threat_table_names_tests_that_exist() -> None:
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
     table = page[page.index("| Who | What they can do") :].split("\n\n")[0].splitlines()[2:]

@@ -16,7 +16,7 @@ import tacit
 from conftest import blobs
 from tacit.algorithms import Algorithm, FedAvg
 from tacit.engine import ClientError, Order, Participant
-from tacit.engine.guard import Shown, received
+from tacit.engine.guard import Shown, received, refuse_no_state
 from tacit.vector import Layout, Vectors, read_values
 
 CLIENT = {"unit": "client", "clip": 0.5, "noise": 1e-9, "delta": 1e-3, "entropy": "seed"}
@@ -242,3 +242,21 @@ def test_a_memory_that_cannot_be_kept_is_told_in_one_line(config) -> None:
 
     result = tacit.run(config(rounds=2), dataset=blobs(), algorithm=Keeps())
     assert result.finished
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"rounds": 3}, r"keeps 'rounds' as a int; a client keeps dense tensors"),
+        ({"c": torch.eye(2).to_sparse()}, r"keeps 'c' as a torch.sparse_coo tensor"),
+        ([torch.zeros(2)], r"keeps a list; a client keeps tensors by name"),
+    ],
+)
+def test_a_state_that_no_store_can_hold_is_named(state: object, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        refuse_no_state(state)
+
+
+def test_states_that_are_tensors_or_nothing_are_kept() -> None:
+    for state in ({}, None, {"c": torch.zeros(2), "rounds": torch.tensor(3)}):
+        refuse_no_state(state)

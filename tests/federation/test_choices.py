@@ -75,6 +75,12 @@ def test_a_resume_remembers_the_tests_before_it(scripted: list[float]) -> None:
     assert len(result.metrics) == 5 and "was after round 1" in str(result.kept)
 
 
+def test_one_test_is_told_as_one() -> None:
+    watch = Watch(patience=1)
+    assert watch.hear({"round": 1, "accuracy": 0.5}) and not watch.hear({"round": 2, "accuracy": 0.5})
+    assert str(watch.stalled).startswith("accuracy has not improved for 1 test: the best, accuracy 50.0%")
+
+
 def test_what_is_no_number_is_never_the_best() -> None:
     watch = Watch(patience=1)
     assert not watch.hear({"round": 1, "accuracy": float("nan")})

@@ -100,6 +100,23 @@ def test_a_train_loss_of_a_task_without_one_is_refused_before_training() -> None
     tacit.run(configured("fedavg", {"rounds": 1}), "run", dataset=small(), task=Rightness())
 
 
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"rightness": torch.tensor(1.0)}, "gives 'rightness' as a Tensor; make it a number, such as float"),
+        ({"epsilon": 0.1}, "names a metric 'epsilon', which is no name or one of a round's own"),
+        ([0.5], "summarise returns a list; give a number by each name"),
+    ],
+)
+def test_metrics_that_no_record_can_hold_are_refused_before_training(metrics, told) -> None:
+    """Else the first round would be charged and lost; a metric called epsilon would stand for ε."""
+    task = Rightness()
+    task.summarise = lambda sums: metrics
+    with pytest.raises(UserError, match=told):
+        tacit.run(configured("fedavg", {"rounds": 1}), "run", dataset=small(), task=task)
+    assert not Path("run").exists()
+
+
 def test_a_task_that_counts_in_its_own_way_is_tested_by_user(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

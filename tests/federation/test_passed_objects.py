@@ -208,3 +208,46 @@ def test_what_a_run_cannot_use_is_told_before_it_begins(tmp_path: Path, given, t
     with pytest.raises(UserError, match=told):
         tacit.run(tacit.load(SECTIONS), tmp_path / "run", dataset=blobs(), **given)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("model.train", ["2.*"], "model.train"),
+        ("model.lora", {"rank": 2, "targets": ["0"]}, "model.lora"),
+        ("data.normalise", {"mean": [1.0], "std": [2.0]}, "data.normalise"),
+    ],
+)
+def test_keys_about_what_was_given_as_an_object_are_told_to_do_nothing(key, value, told) -> None:
+    config = tacit.load(SECTIONS, {"rounds": 1, key: value})
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
+    with pytest.warns(RuntimeWarning, match=rf"not used, as the run was given objects instead: {told}$"):
+        tacit.run(config, "run", model=model, dataset=blobs())
+
+
+class Odd(tacit.Algorithm):
+    """An algorithm whose server keeps what no checkpoint and no client can take for a model."""
+
+    def __init__(self, state):
+        self.kept = state
+
+    def client(self, msg, state, work):
+        return {"delta": torch.zeros_like(work.load(msg["theta"]))}, {}
+
+    def server(self, state, mean, round):
+        return self.kept
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"theta": torch.zeros(3)}, r"Odd.server returns a 'theta' of shape \[3\]; .* the model, 88 numbers"),
+        ({"c": torch.zeros(3)}, "Odd.server returns no 'theta'"),
+        (None, "Odd.server returns no 'theta'"),
+        ({"theta": torch.zeros(88), "n": 3}, "Odd.server returns 'n' as a int"),
+    ],
+)
+def test_a_server_state_that_is_none_is_named(state: object, told: str) -> None:
+    config = tacit.load(SECTIONS, {"rounds": 1})
+    with pytest.raises(UserError, match=told):
+        tacit.run(config, "run", dataset=blobs(), algorithm=Odd(state))

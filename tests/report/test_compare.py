@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from tacit.cli.compare import comparison
 from tacit.errors import UserError
-from tacit.report.compare import Row, Run, find_row, rows, to_json
+from tacit.report.compare import Row, Run, against, find_row, rows, to_json
 from tacit.report.picture import curves
 
 ACCURACIES, EPSILONS = (0.25, 0.5, 0.375), (3.91, 3.95, 3.98)
@@ -74,6 +74,26 @@ def test_a_table_is_narrow_and_has_no_zeros_for_what_is_small() -> None:
     text = console.export_text()
     assert "37.5±12.5" in text and "3.98 client" in text and " 0.05 " in text and "12,345" in text
     assert text.count("seed") == 2, "the title, and one place for all seeds"
+
+
+def test_small_errors_are_told_apart_and_a_run_that_diverged_has_no_spread() -> None:
+    from rich.console import Console
+
+    def run(lr: float, seed: int, rmse: float) -> Run:
+        settings = {"seed": seed, "rounds": 1, "local": {"lr": lr}, "task": {"name": "regression"}}
+        return Run(Path("s") / f"{lr},{seed}", settings, [{"round": 1, "rmse": rmse}])
+
+    errors = [(0.1, 0, 0.0043), (0.1, 1, 0.0045), (0.2, 0, 0.0031), (0.2, 1, 0.0029), (9.0, 0, math.inf)]
+    table = rows([run(*error) for error in [*errors, (9.0, 1, 2e15)]])
+    console = Console(width=80, record=True, highlight=False, file=io.StringIO())
+    console.print(comparison(table))
+    text = console.export_text()
+    assert "0.00440±0.00014" in text and "0.00300±0.00014" in text, text
+    assert "nan" not in text and " inf " in text
+    gap = against(table, find_row(table, "fedavg, lr 0.1"))["fedavg, lr 0.2"]["last"].text()
+    assert gap.startswith("\N{MINUS SIGN}0.0014 ["), gap
+    beyond = against(table, find_row(table, "fedavg, lr 0.1"))["fedavg, lr 9"]["last"]
+    assert beyond.text() == "+∞ [\N{MINUS SIGN}∞, +∞]" and not beyond.settled
 
 
 def test_bands_are_the_deviations_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

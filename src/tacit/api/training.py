@@ -18,6 +18,7 @@ from tacit.api.folders import new_folder, recorded_config
 from tacit.config import Config
 from tacit.config.build import build_dataset, build_job, build_sampling, build_settings
 from tacit.config.loading import refuse_no_config
+from tacit.config.records import described
 from tacit.data import Dataset
 from tacit.data.describe import client_names
 from tacit.data.identity import Identity, identify
@@ -31,8 +32,8 @@ from tacit.federation.files import sealed_text, write_atomically
 from tacit.federation.fitting import (
     refuse_lazy,
     refuse_mismatch,
-    refuse_no_train_loss,
     refuse_odd,
+    refuse_odd_metrics,
     refuse_other_task,
 )
 from tacit.federation.lineage import (
@@ -162,7 +163,7 @@ def run(
         start = None if config.model.start is None or model is not None else weights_hash(job.model)
         if "model" in passed or (config.model.name or "").startswith(IMPORT):
             refuse_mismatch(job.model, job.task, dataset)
-        refuse_no_train_loss(job)
+        refuse_odd_metrics(job, dataset.test)
         if config.privacy is not None and config.privacy.noise is not None:
             _refuse_no_round(job)
         config = resolved(config, job)
@@ -171,6 +172,7 @@ def run(
         charged = [] if config.model.public else ancestors
         federation = _federation(config, folder, job, trackers, data, charged, settings, sampling)
         federation.note(_left_out(config, job, dataset))
+        federation.note(_unused(config, given))
         try:
             write_lineage(folder, data, ancestors, start)
             write_passed(folder, passed)
@@ -269,6 +271,18 @@ def _left_out(config: Config, job: Job, dataset: Dataset) -> str:
         return dataset.left_out
     skips = config.data.on_bad == "skip"
     return "rows that cannot be used are left out (data.on_bad); `tacit data` tells which" if skips else ""
+
+
+def _unused(config: Config, given: Mapping[str, Any]) -> str:
+    """A note on keys that change the config's network or records, where the run was given others instead."""
+    model = type(config.model).model_fields
+    keys = [
+        f"model.{key}"
+        for key in ("start", "lora", "train", "frozen")
+        if given["model"] is not None and getattr(config.model, key) != model[key].default
+    ]
+    keys += [f"data.{key}" for key in described(config.data) if given["dataset"] is not None]
+    return f"not used, as the run was given objects instead: {', '.join(keys)}" if keys else ""
 
 
 def _refuse_no_round(job: Job) -> None:

@@ -102,7 +102,7 @@ def comparison(table: list[Row]) -> Table:
     for row in sorted(table, key=score, reverse=True):
         numbers = [row.last(metric.name), row.best(metric), *([row.own(metric)] if own else [])]
         cells = [f"{escape(row.label)}\n[dim]{escape(row.place)}[/dim]", str(len(row.runs)), row.rounds]
-        cells += [_number(spread, len(row.runs), 100 if metric.share else 1) for spread in numbers]
+        cells += [_number(spread, len(row.runs), metric.share) for spread in numbers]
         if private:
             nothing = "?" if row.unknown else "–"
             cells += [nothing if row.epsilon is None else rounded_up(row.epsilon), _protected(row)]
@@ -177,9 +177,19 @@ def _compact(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
-def _number(spread: Spread | None, runs: int, scale: float) -> str:
+def _number(spread: Spread | None, runs: int, share: bool) -> str:
+    """A mean, with its spread if there are several runs and all of them have a number.
+
+    >>> from tacit.report.compare import Spread
+    >>> _number(Spread(0.375, 0.125), 2, True), _number(Spread(0.0432, 0.0013), 2, False)
+    ('37.5±12.5', '0.0432±0.0013')
+    """
+    from tacit.tasks.headline import decimals
+
     if spread is None:
         return "–"
-    if runs == 1:  # one run says nothing about the spread
-        return f"{scale * spread.mean:.1f}"
-    return f"{scale * spread.mean:.1f}±{scale * spread.std:.1f}"
+    scale = 100 if share else 1
+    digits = 1 if share else decimals(spread.mean, least=1, significant=3)
+    mean = f"{scale * spread.mean:.{digits}f}"
+    # One run says nothing about the spread, and neither do runs of which some have diverged.
+    return mean if runs == 1 or not math.isfinite(spread.std) else f"{mean}±{scale * spread.std:.{digits}f}"

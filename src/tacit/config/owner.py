@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError, model_validator
 from tacit.config.build import build_dataset, build_job, build_population
 from tacit.config.explaining import explain
 from tacit.config.loading import load
+from tacit.config.records import OF_ALL
 from tacit.config.schema import Config
 from tacit.config.yamls import located, parse
 from tacit.data import Dataset
@@ -40,7 +41,7 @@ from tacit.deploy.roster import NAME
 from tacit.errors import UserError
 from tacit.privacy import SecureSum
 from tacit.reading import read_text
-from tacit.section import IMPORT, Section, shaped
+from tacit.section import IMPORT, Section, as_name, shaped
 
 CLIENT = "client.yaml"
 ELSEWHERE = ("backbone", "attn_implementation", "experts_implementation", "name_or_path", "checkpoint")
@@ -82,8 +83,11 @@ class Owner(Section):
         return Data.model_validate({"partition": {"kind": "owners", "clients": 1}, **self.data})
 
     def section(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """A run's data section, pointed at this client's records."""
-        return {**theirs, **{key: value for key, value in self.data.items() if key != "partition"}}
+        """A run's data section, pointed at this client's records. Those of an `import` come prepared."""
+        own = {key: value for key, value in as_name(self.data).items() if key != "partition"}
+        if str(own.get("name")).startswith(IMPORT):
+            theirs = {key: value for key, value in theirs.items() if key in OF_ALL}
+        return {**theirs, **own}
 
 
 def read_owner(folder: Path) -> Owner:

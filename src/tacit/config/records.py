@@ -13,6 +13,7 @@ from tacit.data.augment import Augment
 from tacit.data.columns import Meaning
 from tacit.data.dataset import FILES, TABLE
 from tacit.data.own import TASKS, from_columns
+from tacit.data.settings import Data
 from tacit.data.table import Format, read_table
 from tacit.data.tokens import BYTES, Bytes, from_folder
 from tacit.errors import UserError
@@ -25,6 +26,14 @@ OF_TABLES = (
 )  # fmt: skip
 """Keys of the data section for tables only; a csv, parquet or json file with one of them is a table."""
 
+OF_ALL = ("name", "partition", "holdout", "validation", "public", "offline", "augment")
+"""Keys of the data section that hold for records from anywhere, also for those that a function or a person
+gives. `offline` is also the model's.
+"""
+
+OF_TEXTS = ("tokenizer", "max_length")
+"""Keys that say how texts become tokens."""
+
 TASKS_OF_TABLES = ("regression", "multi-label", "token-classification")
 """Tasks whose labels are not classes of records; for them, a csv, parquet or json file is a table, too."""
 
@@ -33,22 +42,31 @@ def build_dataset(config: Config) -> Dataset:
     """The records, downloaded if necessary."""
     section, normalise = config.data, config.data.normalise
     if section.name.startswith(IMPORT):
+        if others := [key for key in described(section) if key != "options"]:
+            raise UserError(
+                f"data.{others[0]}: records from `import` are used as its function gives them; leave it out, "
+                "or make it an argument of the function (data.options)"
+            )
         found = made(section.name, "data", section.options)
         if not isinstance(found, Dataset):
             raise UserError(
                 f"data.import: {section.name} gives a {type(found).__name__}, not a tacit.Dataset"
             )
         return found
-    stated = [key for key in OF_TABLES if getattr(section, key) != type(section).model_fields[key].default]
+    if section.options:
+        raise UserError("data.options: they are for `import`, the arguments of its function; leave them out")
+    stated = [key for key in described(section) if key in OF_TABLES]
     of_table = config.task is not None and config.task.name in TASKS_OF_TABLES
     if section.name == TABLE or (section.name in FILES and (stated or of_table)):
         table = _table(config)
         return table if section.pack is None else _joined(table, section.pack)
     speech = None if section.speech is None else section.speech.model_dump(exclude_unset=True)
+    texts = data.has_texts(section.name, section.text)
+    stated += [key for key in described(section) if key in OF_TEXTS and not texts]
     if stated:
         data.check(section.name, section.path, section.offline, speech)  # refuse an unknown data set
-        raise UserError(f"data.{stated[0]}: it is of a table, which {section.name} is not; leave it out")
-    texts = data.has_texts(section.name, section.text)
+        what = "texts" if stated[0] in OF_TEXTS else "a table"
+        raise UserError(f"data.{stated[0]}: it is of {what}, which {section.name} is not; leave it out")
     found = data.load(
         section.name,
         path=section.path,
@@ -67,6 +85,15 @@ def build_dataset(config: Config) -> Dataset:
     return found if section.pack is None else _joined(found, section.pack)
 
 
+def described(section: Data) -> list[str]:
+    """The keys of a data section that say what the records are and how they are read, where they say it."""
+    return [
+        key
+        for key, field in type(section).model_fields.items()
+        if key not in OF_ALL and getattr(section, key) != field.get_default()
+    ]
+
+
 def _joined(dataset: Dataset, most: int) -> Dataset:
     """The data set with neighbouring texts of one user joined into one example."""
     if not isinstance(dataset.train, TextRecords) or not isinstance(dataset.test, TextRecords):
@@ -78,6 +105,14 @@ def _table(config: Config) -> Dataset:
     section, normalise = config.data, config.data.normalise
     if section.path is None:
         raise UserError("data.path: a table needs the path of its file")
+    if section.speech is not None:
+        raise UserError(
+            "data.speech: it is of corpora; for speech in a table set audio, language and task: speech"
+        )
+    if section.tokenizer is not None and not section.text:
+        raise UserError(
+            "data.tokenizer: it is of texts, and no column of texts is named (text); leave it out"
+        )
     format = Format(section.delimiter, section.encoding, section.missing)
     task = "classification"
     if config.task is not None and not config.task.name.startswith(IMPORT):

@@ -185,7 +185,7 @@ def _coded(found: Sequence[Any], columns: Columns, meaning: Meaning) -> Coding:
     classes = meaning.classes
     if not classes:
         names = tuple(str(v) for v in found)
-        return Coding(len(names), names, {v: number for number, v in enumerate(found)})
+        return Coding(len(names), names, {_key(v): number for number, v in enumerate(found)})
     if len(set(classes)) < len(classes):
         raise UserError(f"classes: one is named twice: {', '.join(classes)}")
     beyond = [v for v in found if str(v) not in classes]
@@ -197,6 +197,17 @@ def _coded(found: Sequence[Any], columns: Columns, meaning: Meaning) -> Coding:
     numbers: dict[Any, int] = {name: number for number, name in enumerate(classes)}
     numbers |= {int(name): n for n, name in enumerate(classes) if _whole(name)}
     return Coding(len(classes), classes, numbers)
+
+
+def _key(label: Any) -> Any:
+    """What a label is looked up by: truth values by their names, since True would be found as 1."""
+    return str(label) if isinstance(label, bool) else label
+
+
+def class_name(label: Any) -> str:
+    """The name of a class that is given as a value: 1.0 is the class 1, as in a column of labels."""
+    plain = _plain(label)
+    return str(int(plain) if isinstance(plain, float) and plain.is_integer() else plain)
 
 
 def _whole(name: str) -> bool:
@@ -418,13 +429,13 @@ def _tag(coding: Coding, value: Any, columns: Columns, row: int, meaning: Meanin
 
 
 def _code(coding: Coding, value: Any, columns: Columns, row: int, meaning: Meaning) -> int:
-    if value not in coding.codes:
+    if _key(value) not in coding.codes:
         why = "not among the classes" if meaning.classes else "in no training record"
         raise UserError(
             f"label: {columns.where(row)}: class {value!r} is {why}; known: "
             f"{', '.join(coding.names[:8])}{' …' if len(coding.names) > 8 else ''}"
         )
-    return coding.codes[value]
+    return coding.codes[_key(value)]
 
 
 def user_of(columns: Columns, meaning: Meaning, row: int) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.data.cells import Coding, coding_of, input_of, target_of, user_of
+from tacit.data.cells import Coding, class_name, coding_of, input_of, target_of, user_of
 from tacit.data.columns import (
     Columns,
     Meaning,
@@ -36,7 +36,7 @@ from tacit.data.dataset import Dataset
 from tacit.data.partition import named, set_aside
 from tacit.data.records import ArrayRecords, Records
 from tacit.data.table import Format, read_table
-from tacit.data.text import TextRecords, Texts
+from tacit.data.text import LEAST, TextRecords, Texts
 from tacit.data.tokens import Tokenizer
 from tacit.data.words import WordRecords
 from tacit.errors import UserError
@@ -133,7 +133,7 @@ def dataset(
         audio,
         seconds,
         language,
-        tuple(map(str, classes)),
+        tuple(map(class_name, classes)),
     )
     if (pair := pair_of(source)) is not None:
         if isinstance(user, str):
@@ -179,6 +179,30 @@ def _refuse_no_numbers(key: str, numbers: Any) -> None:
         raise UserError(f"std: records are divided by it, so it must be greater than 0 (got {numbers!r})")
 
 
+def _refuse_unused(meaning: Meaning, kind: str, name: str) -> None:
+    """Raise if something was asked for that does nothing for records of this kind, or for this task."""
+    task, usual = meaning.task, Meaning()
+    for key, given, used, of in (
+        ("size", meaning.size is not None, kind == "image", "pictures"),
+        ("seconds", meaning.seconds is not None, kind == "audio" and task != "speech", "classes of sounds"),
+        ("max_length", meaning.max_length != usual.max_length, kind == "text", "texts"),
+        ("language", meaning.language != usual.language, task == "speech", "task: speech"),
+        ("mean (data.normalise)", meaning.mean is not None, kind != "text" and task != "speech", "numbers"),
+        ("std (data.normalise)", meaning.std is not None, kind != "text" and task != "speech", "numbers"),
+        ("classes", bool(meaning.classes), task not in ("regression", "language", "speech"), "labels"),
+    ):
+        if given and not used:
+            raise UserError(
+                f"{key}: it is for {of}, and {name} is {kind} for task: {task}, where it would do nothing; "
+                "leave it out"
+            )
+    if kind == "text" and meaning.max_length < LEAST:
+        raise UserError(
+            f"max_length: it counts tokens, those around a text too, so {meaning.max_length} is too few; "
+            f"give {LEAST} or more"
+        )
+
+
 def from_columns(
     columns: Columns, test: Columns | None, meaning: Meaning, name: str, origin: str, licence: str = "yours"
 ) -> Dataset:
@@ -197,6 +221,7 @@ def from_columns(
         raise UserError(f"{name}: seconds: say how much of each sound is heard, such as 2.0; the rest is cut")
     if meaning.label is None and meaning.task != "language":
         raise UserError(f"{name}: label: name the column of what is to be learnt")
+    _refuse_unused(meaning, kinds[0], name)
     used = [*meaning.features, *meaning.text]
     if twice := [column for column in used if used.count(column) > 1]:
         raise UserError(

@@ -36,6 +36,8 @@ BUCKET = 16
 """Batches are as long as their longest text, rounded up to a multiple of this: few shapes, little padding."""
 BLANK = 128
 """Tokens of a text that is nobody's, at most: a network is tried with it."""
+LEAST = 4
+"""The smallest number of tokens that a text may be cut to, those around it included."""
 HEADER = 2
 """Before a row's ids: its length and where its second text starts."""
 TURN = 2000
@@ -98,7 +100,7 @@ class TextRecords:
         for name, other in (("labels", self._labels), ("users", self._users), ("pairs", pairs)):
             if other is not None and len(other) != len(texts):
                 raise ValueError(f"there are {len(texts)} texts and {len(other)} {name}; they must agree")
-        if max_length < 4:
+        if max_length < LEAST:
             raise ValueError(f"max_length counts tokens, those around a text too; {max_length} is too few")
         self._segments = tokenizer.segments and pairs is not None
         self._rows: NDArray[Any] | None = None

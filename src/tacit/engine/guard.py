@@ -24,6 +24,7 @@ ValueError: its code wrote to the message's 'theta', which is the server's; let 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,6 +90,21 @@ def received(upload: Mapping[str, Tensor], sizes: Mapping[str, int]) -> Vectors:
             f"the algorithm sent {got} but its uploads() declares {dict(sizes)}; make the two agree"
         )
     return {name: vector.reshape(-1).clone() for name, vector in found.items()}
+
+
+def refuse_no_state(state: Any) -> None:
+    """Raise ValueError unless this is what a client can keep: a dense tensor by each name, or nothing."""
+    if state is None:
+        return
+    if not isinstance(state, Mapping):
+        raise ValueError(f"the algorithm keeps a {type(state).__name__}; a client keeps tensors by name")
+    for name, kept in state.items():
+        if not isinstance(kept, Tensor) or kept.layout != torch.strided:
+            what = f"a {kept.layout} tensor" if isinstance(kept, Tensor) else f"a {type(kept).__name__}"
+            raise ValueError(
+                f"the algorithm keeps {name!r} as {what}; a client keeps dense tensors, such as "
+                "torch.tensor(3)"
+            )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

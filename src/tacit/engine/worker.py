@@ -29,7 +29,7 @@ from tacit.engine.contract import Order, Participant, Report, Tune
 from tacit.engine.csprng import SecretPlaces, csprng, own_generators, refresh_generator, seed_generators
 from tacit.engine.device import HOST, Compute
 from tacit.engine.front import Front
-from tacit.engine.guard import Shown, received
+from tacit.engine.guard import Shown, received, refuse_no_state
 from tacit.engine.isolation import Pristine
 from tacit.engine.job import TEST_CHUNK, Job, add_sums
 from tacit.engine.local import Gradients, PlainGradients, PrivateGradients, nothing
@@ -160,6 +160,7 @@ class Worker:
                 )
             sent, state = answer
             shown.refuse_if_written()
+            refuse_no_state(state)
             if state and not job.algorithm.keeps_state and job.privacy and job.privacy.forgetful_clients:
                 raise UserError(
                     f"{type(job.algorithm).__name__} keeps state at its clients, and for cohorts of a fixed "

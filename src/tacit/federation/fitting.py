@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from tacit.data import ArrayRecords, Dataset
+from tacit.data import ArrayRecords, Dataset, Records
 from tacit.engine import Job
 from tacit.engine.isolation import Pristine
 from tacit.engine.worker import evaluate
 from tacit.errors import UserError
 from tacit.tasks import TASKS, Task
 from tacit.tasks.answers import ask
+from tacit.tasks.headline import KEPT
 
 
 def refuse_odd(dataset: Dataset, task: str) -> None:
@@ -125,23 +127,46 @@ def refuse_mismatch(model: nn.Module, task: Task, dataset: Dataset) -> None:
             )
 
 
-def refuse_no_train_loss(job: Job) -> None:
-    """Refuse `evaluate.train` where the task's metrics have no loss: a copy of the model is asked about one
-    record. Tasks of ours all have one.
+OURS = frozenset((
+    "round", "lr", "clip", "clipped", "clients", "examples", "skipped", "absent", "train_loss", "update_norm",
+    "update_norm_std", "layers", "gradient_layers", "clipped_layers", "server_layers", "bytes_up",
+    "bytes_down", "epsilon", "delta", "seconds", "workers", KEPT,
+))  # fmt: skip
+"""What a round's record says beside the task's metrics, which must have other names."""
+
+
+def refuse_odd_metrics(job: Job, test: Records) -> None:
+    """Refuse metrics of a task of one's own that no record of a round can hold, and `evaluate.train` where
+    they have no loss: a copy of the model is asked about one test record.
     """
-    if not len(job.probe) or type(job.task) in TASKS.values():
+    if type(job.task) in TASKS.values():
         return
     trial = copy.deepcopy(job.model)
     before = Pristine({"model": trial})
     with torch.random.fork_rng(devices=[]):
         try:
-            found = job.task.summarise(evaluate(trial, job, job.population.records, job.probe[:1]))
+            found = job.task.summarise(evaluate(trial, job, test, np.array([0])))
         except Exception:  # whatever it is: training will tell, with its place
             return
         finally:
             before.restore()
-    if "loss" not in found:
+    name = type(job.task).__name__
+    if not isinstance(found, Mapping):
+        what = type(found).__name__
+        raise UserError(f"task: {name}.summarise returns a {what}; give a number by each name")
+    for metric, value in found.items():
+        if not isinstance(metric, str) or metric in OURS:
+            raise UserError(
+                f"task: {name}.summarise names a metric {metric!r}, which is no name or one of a round's "
+                "own; call it something else"
+            )
+        if not isinstance(value, int | float):
+            raise UserError(
+                f"task: {name}.summarise gives {metric!r} as a {type(value).__name__}; make it a number, "
+                "such as float(…)"
+            )
+    if len(job.probe) and "loss" not in found:
         raise UserError(
-            f"evaluate.train: {type(job.task).__name__} has no loss among its metrics ({', '.join(found)}); "
-            "let its `summarise` give one, or leave evaluate.train out"
+            f"evaluate.train: {name} has no loss among its metrics ({', '.join(found)}); let its `summarise` "
+            "give one, or leave evaluate.train out"
         )

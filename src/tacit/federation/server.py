@@ -15,6 +15,7 @@ from tacit.engine import Job, Local, Order, Participant, Report
 from tacit.engine.device import devices
 from tacit.engine.states import NONE
 from tacit.engine.work import public_steps
+from tacit.errors import UserError
 from tacit.federation import checkpoint as checkpoints
 from tacit.federation.checkpoint import Checkpoint
 from tacit.federation.settings import Settings
@@ -84,7 +85,7 @@ class Server:
             settings.server.schedule.over(settings.rounds),
             **settings.server.options,
         )
-        state = job.algorithm.init(self.optimizer.theta, self.layout)
+        state = self._sound(job.algorithm.init(self.optimizer.theta, self.layout), "init")
         self.state: Vectors = self._there({**state, **read_buffers(job.model)})
         self.round = 0
         self.seconds = 0.0
@@ -120,6 +121,24 @@ class Server:
         """What the clients receive, in the host's memory."""
         return on_host({**self.job.algorithm.message(self.state), **buffers_in(self.state)})
 
+    def _sound(self, state: Any, method: str) -> Vectors:
+        """A state as the algorithm's own code gives it: vectors by name, one of them the model."""
+        theta = state.get("theta") if isinstance(state, Mapping) else None
+        if not isinstance(theta, Tensor) or theta.shape != (self.layout.shared,):
+            shape = f"of shape {list(theta.shape)}" if isinstance(theta, Tensor) else "that is no vector"
+            what = f"a 'theta' {shape}" if isinstance(state, Mapping) and "theta" in state else "no 'theta'"
+            raise UserError(
+                f"algorithm: {type(self.job.algorithm).__name__}.{method} returns {what}; the server's state "
+                f"is vectors by name, and 'theta' is the model, {self.layout.shared} numbers"
+            )
+        for name, vector in state.items():
+            if not isinstance(vector, Tensor):
+                raise UserError(
+                    f"algorithm: {type(self.job.algorithm).__name__}.{method} returns {name!r} as a "
+                    f"{type(vector).__name__}; the server's state is vectors by name"
+                )
+        return dict(state)
+
     def _there(self, vectors: Vectors) -> Vectors:
         return {name: vector.to(self._device) for name, vector in vectors.items()}
 
@@ -145,7 +164,7 @@ class Server:
             theta=self.state["theta"],
             local=self.job.local,
         )
-        state = self.job.algorithm.server(self.state, mean, view)
+        state = self._sound(self.job.algorithm.server(self.state, mean, view), "server")
         state = {**state, **buffers_in(self.state), **buffers_in(mean)}
         # The mean is in the engine's memory, which the next round overwrites.
         borrowed = {vector.untyped_storage().data_ptr() for vector in mean.values()}

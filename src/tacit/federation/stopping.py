@@ -70,7 +70,7 @@ class Watch:
         """Why to stop, if it is time to."""
         if self.patience is None or self.since < self.patience or self.metric is None:
             return None
-        tests = "test" if self.since == 1 else f"{self.since} tests"
+        tests = "1 test" if self.since == 1 else f"{self.since} tests"
         return f"{self.metric.title} has not improved for {tests}: the best, {self.text}"
 
     @property

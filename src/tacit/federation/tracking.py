@@ -272,5 +272,6 @@ def troubles(metrics: Sequence[Record]) -> str | None:
             f"Nothing was learnt: in all {drawn} rounds every client failed (infinities, or not a number"
             "), so the model is noise. Lower local.lr or set local.clip"
         )
-    how_often = f"In {len(bad)} of {drawn} rounds most clients failed ({none} times all of them)"
+    all_of_them = f" (in {none} of them all)" if none else ""
+    how_often = f"In {len(bad)} of {drawn} rounds most clients failed{all_of_them}"
     return f"{how_often}; lower local.lr or set local.clip"

@@ -20,6 +20,7 @@ from tacit.reading import from_json, read_text
 from tacit.report.chart import number
 from tacit.report.compare import Row, Run, Spread, judged_by, untrained
 from tacit.report.pieces import duration, letter, size, swatch, table_head
+from tacit.tasks.headline import decimals
 
 
 def warnings(table: Sequence[Row]) -> Iterable[str]:
@@ -46,8 +47,8 @@ def tiles(row: Row) -> str:
         if spread is None:
             return "–"
         scale = 100 if metric.share else 1
-        digits, unit = (1, "%") if metric.share else (3, "")
-        among = f" ± {scale * spread.std:.{digits}f}" if len(row.runs) > 1 else ""
+        digits, unit = (1, "%") if metric.share else (decimals(spread.mean, least=3, significant=3), "")
+        among = _among(scale * spread.std, f".{digits}f") if len(row.runs) > 1 else ""
         return f"{scale * spread.mean:.{digits}f}{among}{unit}"
 
     run = row.runs[0]
@@ -73,6 +74,11 @@ def tiles(row: Row) -> str:
     )
 
 
+def _among(std: float, digits: str) -> str:
+    """The spread behind a mean; nothing where some runs have diverged, and there is none."""
+    return f" ± {std:{digits}}" if math.isfinite(std) else ""
+
+
 def runs_table(table: Sequence[Row], address: Callable[[Run], str] | None) -> str:
     """A table line for each row of runs."""
     metric = judged_by(table)
@@ -81,7 +87,7 @@ def runs_table(table: Sequence[Row], address: Callable[[Run], str] | None) -> st
     def cell(spread: Spread | None, many: bool) -> str:
         if spread is None:
             return '<td data-v="">–</td>'
-        among = f" ± {scale * spread.std:.2g}" if many else ""
+        among = _among(scale * spread.std, ".2g") if many else ""
         return f'<td data-v="{spread.mean}">{scale * spread.mean:.4g}{among}</td>'
 
     own = any(row.own(metric) for row in table if row.own_name(metric) != metric.name)

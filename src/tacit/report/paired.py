@@ -15,6 +15,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tacit.tasks.headline import decimals
+
 LEVEL = 0.95
 Key = TypeVar("Key", bound=Hashable)
 
@@ -35,7 +37,11 @@ class Difference:
 
     def text(self, scale: float = 1.0) -> str:
         """Signed, with the interval in brackets."""
-        mean, low, high = (_signed(scale * value) for value in (self.mean, self.low, self.high))
+        values = [scale * value for value in (self.mean, self.low, self.high)]
+        largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+        mean, low, high = (_signed(value, decimals(largest, least=1, significant=2)) for value in values)
+        if math.isnan(self.mean):  # two that diverged are no further apart than others
+            return "–"
         return f"{mean} [{low}, {high}]" if self.pairs > 1 else mean
 
 
@@ -48,7 +54,8 @@ def paired(one: Mapping[Key, float], other: Mapping[Key, float], level: float = 
         level: of confidence.
 
     Returns:
-        The difference. A single pair has the interval from −∞ to ∞: nothing is known about the spread.
+        The difference. A single pair has the interval from −∞ to ∞, and so have runs of which one diverged:
+        nothing is known about the spread.
 
     Raises:
         ValueError: they have no key in common.
@@ -58,8 +65,8 @@ def paired(one: Mapping[Key, float], other: Mapping[Key, float], level: float = 
         raise ValueError("nothing is paired: the two have no seed in common")
     found = [one[key] - other[key] for key in shared]
     mean, n = statistics.fmean(found), len(found)
-    if n == 1:
-        return Difference(mean, -math.inf, math.inf, 1)
+    if n == 1 or not all(map(math.isfinite, found)):
+        return Difference(mean, -math.inf, math.inf, n)
     half = quantile(0.5 + level / 2, n - 1) * statistics.stdev(found) / math.sqrt(n)
     return Difference(mean, mean - half, mean + half, n)
 
@@ -71,5 +78,5 @@ def quantile(p: float, freedom: int) -> float:
     return float(stdtrit(freedom, p))
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}").replace("inf", "∞")
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}").replace("inf", "∞")

@@ -36,7 +36,8 @@ def curves(table: Sequence[Row], metric: str, file: Path, title: str = "") -> No
         alone = "o" if len(shared) == 1 else None  # one point makes no line
         (line,) = axes.plot(shared, mean, lines[n // 10 % len(lines)], marker=alone, label=label)
         if len(series) > 1:
-            std = values.std(0, ddof=1)  # sample standard deviation, as in the table
+            with np.errstate(invalid="ignore"):  # runs that diverged have no band
+                std = values.std(0, ddof=1)  # sample standard deviation, as in the table
             axes.fill_between(
                 shared,
                 mean - std,

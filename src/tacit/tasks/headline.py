@@ -18,6 +18,7 @@ Headline(name='wer', title='WER', higher=False, share=True)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,9 @@ class Headline:
 
     def text(self, value: float) -> str:
         """Name and value as text."""
-        return f"{self.title} {value:.1%}" if self.share else f"{self.title} {value:.2f}"
+        if self.share:
+            return f"{self.title} {value:.1%}"
+        return f"{self.title} {value:.{decimals(value, least=2, significant=2)}f}"
 
 
 HEADLINES = (
@@ -76,6 +79,18 @@ HEADLINES = (
 
 ERRORS = {"loss", "error", "wer", "cer", "mae", "rmse", "perplexity", "bits", "seconds", "norm", "epsilon"}
 """Last words in the names of metrics for which lower is better."""
+
+
+def decimals(value: float, least: int, significant: int) -> int:
+    """Decimals that show at least this many significant digits: a metric may have any scale, and an error of
+    0.0043 is not 0.00.
+
+    >>> [decimals(value, least=2, significant=2) for value in (0.0043, -0.51, 224.3, 0.0, float("inf"))]
+    [4, 2, 2, 2, 2]
+    """
+    if not value or not math.isfinite(value):
+        return least
+    return max(least, significant - 1 - math.floor(math.log10(abs(value))))
 
 
 def lower_is_better(name: str) -> bool:
