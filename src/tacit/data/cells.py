@@ -1,4 +1,4 @@
-"""From the cells of a row to a model's input, target and user.
+"""From the cells of a row to a model's input and its user.
 
 Nothing is guessed: a cell that does not fit is refused, with its row.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import datetime
 import io
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,213 +23,7 @@ LARGEST = float(np.finfo(np.float32).max)
 SKIP = "leave such rows out (data.on_bad: skip)"
 
 
-@dataclass(frozen=True)
-class Coding:
-    """How labels become numbers."""
-
-    outputs: int
-    names: tuple[str, ...] = ()
-    codes: Mapping[Any, int] = field(default_factory=dict)
-    tokens: tuple[str, ...] = ()
-    """For speech: the characters of transcripts."""
-
-
-def coding_of(columns: Columns, meaning: Meaning) -> Coding:
-    if meaning.label is None:
-        return Coding(0)
-    values = columns.column(meaning.label, "label")
-    if meaning.task == "speech":
-        from tacit.data.speech.tokens import alphabet
-
-        letters = alphabet(meaning.language).tokens
-        return Coding(len(letters), tokens=tuple(letters))
-    if meaning.task == "regression":
-        sizes = Counter(int(np.size(v)) for v in values if not _missing(_plain(v)))
-        length, agree = max(sizes.items(), key=lambda one: one[1], default=(1, 1))
-        if sizes and 2 * agree <= sizes.total():
-            told = ", ".join(map(str, sorted(sizes)))
-            raise UserError(
-                f"label: column {meaning.label!r} holds lists of {told} numbers, and no length is that of "
-                "most rows; make them equal"
-            )
-        return Coding(length)
-    if meaning.task == "token-classification":
-        flat = [
-            v for row in values if not _missing(row) for v in map(_plain, np.ravel(row)) if not _missing(v)
-        ]
-        words = {v for v in flat if isinstance(v, str)}
-        most = max((int(v) for v in flat if v not in words and int(v) >= 0), default=0) + 1
-        if meaning.classes:  # each label is the name of a class, or its number
-            if most > len(meaning.classes) and not meaning.skip_bad:
-                raise UserError(f"label: {most - 1} is the number of none of {len(meaning.classes)} classes")
-            return _coded(sorted(words), columns, meaning)
-        return _coded(sorted({str(v) for v in flat}), columns, meaning) if words else Coding(most)
-    known: set[Any] = set()
-    if meaning.task == "multi-label":
-        lists = [_list_of_labels(columns, meaning, row) for row in range(len(values))]
-        there = [(row, found) for row, found in enumerate(lists) if found is not None]
-        size = None if meaning.classes else _places([found for _, found in there])
-        if size is not None:
-            odd = next((row for row, found in there if not _hot(found) or len(found) != size), None)
-            if odd is not None and not meaning.skip_bad:
-                raise UserError(_not_hot(columns, meaning, odd, lists[odd], size))
-            return Coding(size)
-        known = {v for _, found in there for v in found}
-    else:
-        for row, value in enumerate(values):
-            plain = _plain(value)
-            if isinstance(plain, (list, tuple, set, dict, np.ndarray)):
-                raise UserError(
-                    f"label: column {meaning.label!r} holds a list ({columns.where(row)}), which is no "
-                    f"class; {_instead(plain)}"
-                )
-            if not meaning.classes and isinstance(plain, str):
-                plain = _decimal(plain)
-            if not meaning.classes and _negative(plain):
-                raise UserError(
-                    f"label: column {meaning.label!r} holds {plain} ({columns.where(row)}), which often "
-                    "stands for a label that is missing; leave such rows out or, if it is a class, name all "
-                    "of them (classes)"
-                )
-            if isinstance(plain, float) and not plain.is_integer() and not math.isnan(plain):
-                raise UserError(
-                    f"label: column {meaning.label!r} holds {plain:g} ({columns.where(row)}), which is no "
-                    "class; set task: regression for numbers"
-                )
-            if not _unlabelled(plain, meaning):
-                known.add(int(plain) if isinstance(plain, float) else plain)
-    if meaning.classes:  # each label is a class, or none
-        return _coded(sorted(known, key=str), columns, meaning)
-    if len({type(v) for v in known}) > 1:
-        raise UserError(
-            f"label: column {meaning.label!r} holds both numbers and words; make them all one kind"
-        )
-    _refuse_no_classes(columns, meaning, known)
-    return _coded(sorted(known), columns, meaning)
-
-
-def _instead(labels: Any) -> str:
-    """The advice for a list where one class is expected."""
-    numbers = [v for v in map(_plain, labels) if isinstance(v, int | float)]
-    if len(labels) == 1:
-        return "it has one entry, so take that (of an array y: y.ravel())"
-    if len(numbers) == len(labels) and sorted(numbers) == [0] * (len(labels) - 1) + [1]:
-        return "if it has a single 1, take its place (of an array y: y.argmax(1)); else set task: multi-label"
-    return "set task: multi-label, or token-classification for the classes of words"
-
-
-def _list_of_labels(columns: Columns, meaning: Meaning, row: int) -> list[Any] | None:
-    """The labels of a `multi-label` row, or None if they are missing; refuses anything but a list."""
-    value = columns.column(meaning.label or "", "label")[row]
-    if _missing(_plain(value)):
-        return None
-    if isinstance(value, str | bytes) or np.ndim(value) != 1:
-        raise UserError(
-            f"label: column {meaning.label!r} holds {value!r} ({columns.where(row)}), and multi-label "
-            "takes a list of classes, or of zeros and ones, in each row; parquet and json files have such"
-        )
-    found = [_plain(v) for v in value]
-    if any(_missing(v) for v in found):
-        return None
-    return found
-
-
-def _hot(labels: Sequence[Any]) -> bool:
-    """Whether these are zeros and ones, and not names."""
-    return bool(labels) and all(not isinstance(v, str) and v in (0, 1) for v in labels)
-
-
-def _places(rows: Sequence[Sequence[Any]]) -> int | None:
-    """How many zeros and ones a row has, if most rows consist of them: then any other row is a mistake, and
-    not a list of names.
-    """
-    lengths = Counter(len(labels) for labels in rows if _hot(labels))
-    size, agree = max(lengths.items(), key=lambda one: one[1], default=(0, 0))
-    return size if agree and (agree == len(rows) or (size > 1 and 2 * agree > len(rows))) else None
-
-
-def _not_hot(columns: Columns, meaning: Meaning, row: int, found: Any, size: int) -> str:
-    return (
-        f"label: {columns.where(row)}: column {meaning.label!r} holds {found!r}, where others have {size} "
-        f"zeros and ones; mend it, {SKIP}, or name the classes if these are numbers of classes (classes)"
-    )
-
-
-def _refuse_no_classes(columns: Columns, meaning: Meaning, known: set[Any]) -> None:
-    """Refuse a column in which each record has its own value, or all have the same: it has no classes."""
-    if meaning.task != "classification":
-        return
-    where = f"label: column {meaning.label!r}"
-    if len(known) > 10 and 2 * len(known) > len(columns):
-        raise UserError(
-            f"{where} has {len(known):,} different values in {len(columns):,} training records, which are no "
-            "classes; name another column, set task: regression for numbers, or name the classes (classes)"
-        )
-    if len(known) == 1 and len(columns) > 1:
-        raise UserError(
-            f"{where} is {next(iter(known))!r} in every training record, so there is nothing to learn; name "
-            "another column, or all classes that there may be (classes)"
-        )
-    bare: dict[str, str] = {}
-    for name in sorted(v for v in known if isinstance(v, str)):
-        if (other := bare.setdefault(name.strip(), name)) != name:
-            raise UserError(
-                f"{where} holds {other!r} and {name!r}, which differ in spaces alone; make them one"
-            )
-
-
-def _coded(found: Sequence[Any], columns: Columns, meaning: Meaning) -> Coding:
-    """Numbers for the labels that were found, in sorted order, or in the order of the declared classes."""
-    classes = meaning.classes
-    if not classes:
-        names = tuple(str(v) for v in found)
-        return Coding(len(names), names, {_key(v): number for number, v in enumerate(found)})
-    if len(set(classes)) < len(classes):
-        raise UserError(f"classes: one is named twice: {', '.join(classes)}")
-    beyond = [v for v in found if str(v) not in classes]
-    if beyond and not meaning.skip_bad:
-        raise UserError(
-            f"label: {_place(columns, meaning, beyond[0])}{beyond[0]!r} is not among the classes: "
-            f"{', '.join(classes)}; correct it, name it there (data.classes), or {SKIP}"
-        )
-    numbers: dict[Any, int] = {name: number for number, name in enumerate(classes)}
-    numbers |= {int(name): n for n, name in enumerate(classes) if _whole(name)}
-    return Coding(len(classes), classes, numbers)
-
-
-def _key(label: Any) -> Any:
-    """What a label is looked up by: truth values by their names, since True would be found as 1."""
-    return str(label) if isinstance(label, bool) else label
-
-
-def class_name(label: Any) -> str:
-    """The name of a class that is given as a value: 1.0 is the class 1, as in a column of labels."""
-    plain = _plain(label)
-    return str(int(plain) if isinstance(plain, float) and plain.is_integer() else plain)
-
-
-def _whole(name: str) -> bool:
-    """Whether the name of a class is a whole number."""
-    return name.removeprefix("-").isdecimal() and str(int(name)) == name
-
-
-def _negative(label: Any) -> bool:
-    """Whether a label is a whole number below 0, or is written as one."""
-    if isinstance(label, str):
-        return label.startswith("-") and _whole(label)
-    return isinstance(label, int | float) and label < 0 and (isinstance(label, int) or label.is_integer())
-
-
-def _place(columns: Columns, meaning: Meaning, label: Any) -> str:
-    """The place of a label's first occurrence, as the start of a sentence."""
-    for row, value in enumerate(columns.column(meaning.label or "", "label")):
-        held = (int(v) if isinstance(v, float) and v.is_integer() else v for v in np.ravel(value))
-        if str(label) in map(str, held):
-            return f"{columns.where(row)}: "
-    return ""
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A numpy value as a Python value; a date in any unit as a date, and a missing date as None."""
     if isinstance(value, np.datetime64 | np.timedelta64):
         return value.astype(
@@ -244,22 +36,8 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _decimal(text: str) -> Any:
-    """A text cell as a number, if it has decimals: such values are no classes."""
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return text if not math.isfinite(number) or number.is_integer() else number
-
-
-def _missing(value: Any) -> bool:
+def missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _unlabelled(value: Any, meaning: Meaning) -> bool:
-    """Whether this is no class: None, or an empty cell unless "" is the name of a class."""
-    return _missing(value) or (isinstance(value, str) and not value.strip() and value not in meaning.classes)
 
 
 def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
@@ -298,10 +76,10 @@ def input_of(columns: Columns, meaning: Meaning, row: int) -> Any:
         try:
             numbers.append(_number(value))
         except (TypeError, ValueError):
-            plain = _plain(value)
+            cell = plain(value)
             raise UserError(
                 f"features: {columns.where(row)}: column {name!r} is "
-                + (f"missing; fill it in, or {SKIP}" if _missing(plain) else _no_number(plain))
+                + (f"missing; fill it in, or {SKIP}" if missing(cell) else no_number(cell))
             ) from None
         if not abs(numbers[-1]) <= LARGEST:
             raise UserError(
@@ -320,7 +98,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _no_number(value: Any) -> str:
+def no_number(value: Any) -> str:
     """The error for a cell that should be a number, and what to do."""
     shown = repr(value) if isinstance(value, str) else str(value)
     if isinstance(value, datetime.date):
@@ -348,100 +126,10 @@ def _words(texts: list[Any], where: str) -> list[str]:
     return list(words)
 
 
-def target_of(columns: Columns, meaning: Meaning, coding: Coding, row: int) -> Any:
-    assert meaning.label is not None
-    value = _plain(columns.column(meaning.label, "label")[row])
-    if _missing(value):
-        raise UserError(
-            f"label: {columns.where(row)}: column {meaning.label!r} is missing; fill it in, or {SKIP}"
-        )
-    if meaning.task == "classification" and _unlabelled(value, meaning):
-        raise UserError(
-            f"label: {columns.where(row)}: column {meaning.label!r} is empty; fill it in, name all classes "
-            f"if that is one of them (classes), or {SKIP}"
-        )
-    if meaning.task == "speech":
-        from tacit.data.speech.tokens import UnknownCharacters, alphabet
-
-        try:
-            return alphabet(meaning.language).encode(alphabet(meaning.language).normalise(str(value)))
-        except UnknownCharacters as error:
-            raise UserError(f"label: {columns.where(row)}: {error}") from None
-    if meaning.task == "regression":
-        try:
-            number = np.asarray(value)
-            if number.dtype.kind in "mMc":
-                raise TypeError
-            number = number.astype(np.float64)
-        except (TypeError, ValueError):
-            what = _no_number(value) if np.ndim(value) == 0 else f"{value!r}, not numbers"
-            raise UserError(f"label: {columns.where(row)}: column {meaning.label!r} is {what}") from None
-        if not (np.abs(number) <= LARGEST).all():
-            raise UserError(
-                f"label: {columns.where(row)}: {value!r} is not a finite number that float32 holds"
-            )
-        if number.size != coding.outputs:
-            raise UserError(
-                f"label: {columns.where(row)}: {number.size} numbers, where most have {coding.outputs}; "
-                f"make them equal, or {SKIP}"
-            )
-        return number.astype(np.float32)
-    if meaning.task == "token-classification":
-        if any(_missing(v) for v in map(_plain, np.ravel(value))):
-            raise UserError(
-                f"label: {columns.where(row)}: a class is missing in column {meaning.label!r}; fill it in, "
-                f"or {SKIP}"
-            )
-        tags = [_tag(coding, _plain(v), columns, row, meaning) for v in value] if coding.codes else value
-        found = np.asarray(tags, np.int64)
-        if meaning.text and len(found) != (words := len(columns.column(meaning.text[0], "text")[row])):
-            raise UserError(f"label: {columns.where(row)}: {len(found)} classes for {words} words")
-        return found
-    if meaning.task == "multi-label":
-        labels = _list_of_labels(columns, meaning, row)
-        if labels is None:
-            raise UserError(
-                f"label: {columns.where(row)}: something is missing in column {meaning.label!r}; fill it in, "
-                f"or {SKIP}"
-            )
-        if not coding.codes:
-            if not _hot(labels) or len(labels) != coding.outputs:
-                raise UserError(_not_hot(columns, meaning, row, labels, coding.outputs))
-            return np.asarray(labels, np.float32)
-        hot = np.zeros(coding.outputs, np.float32)
-        for one in labels:
-            hot[_code(coding, _plain(one), columns, row, meaning)] = 1.0
-        return hot
-    return _code(coding, int(value) if isinstance(value, float) else value, columns, row, meaning)
-
-
-def _tag(coding: Coding, value: Any, columns: Columns, row: int, meaning: Meaning) -> int:
-    """The class of a word. If all classes are named, a number is the number of one of them, or means no
-    class.
-    """
-    if isinstance(value, str) or not meaning.classes:
-        return _code(coding, str(value), columns, row, meaning)
-    if value >= coding.outputs:
-        raise UserError(
-            f"label: {columns.where(row)}: {value} is the number of none of {coding.outputs} classes"
-        )
-    return int(value)
-
-
-def _code(coding: Coding, value: Any, columns: Columns, row: int, meaning: Meaning) -> int:
-    if _key(value) not in coding.codes:
-        why = "not among the classes" if meaning.classes else "in no training record"
-        raise UserError(
-            f"label: {columns.where(row)}: class {value!r} is {why}; known: "
-            f"{', '.join(coding.names[:8])}{' …' if len(coding.names) > 8 else ''}"
-        )
-    return coding.codes[_key(value)]
-
-
 def user_of(columns: Columns, meaning: Meaning, row: int) -> Any:
     assert meaning.user is not None
-    value = _plain(columns.values[meaning.user][row])
-    if _missing(value) or value == "":
+    value = plain(columns.values[meaning.user][row])
+    if missing(value) or value == "":
         raise UserError(
             f"user: {columns.where(row)}: column {meaning.user!r} is missing; whose record is it?"
         )

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.data.cells import Coding, class_name, coding_of, input_of, target_of, user_of
+from tacit.data.cells import input_of, user_of
 from tacit.data.columns import (
     Columns,
     Meaning,
@@ -33,6 +33,7 @@ from tacit.data.columns import (
     refuse_stream,
 )
 from tacit.data.dataset import Dataset
+from tacit.data.labels import Coding, class_name, coding_of, target_of
 from tacit.data.partition import named, set_aside
 from tacit.data.records import ArrayRecords, Records
 from tacit.data.table import Format, read_table
