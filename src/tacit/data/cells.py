@@ -77,6 +77,11 @@ def coding_of(columns: Columns, meaning: Meaning) -> Coding:
                 raise UserError(_not_hot(columns, meaning, odd, lists[odd], size))
             return Coding(size)
         known = {v for _, found in there for v in found}
+        if not known and not meaning.classes:
+            raise UserError(
+                f"label: column {meaning.label!r} names no class in any training record, so there is nothing "
+                "to learn; name another column, or all classes that there may be (classes)"
+            )
     else:
         for row, value in enumerate(values):
             plain = _plain(value)
@@ -323,6 +328,8 @@ def _number(value: Any) -> float:
 def _no_number(value: Any) -> str:
     """The error for a cell that should be a number, and what to do."""
     shown = repr(value) if isinstance(value, str) else str(value)
+    if isinstance(value, list | tuple | np.ndarray):
+        return "a list; a column of lists is the only one of the features, so put all numbers into it"
     if isinstance(value, datetime.date):
         return f"the date {shown}, not a number; make it one, such as days since a date"
     if isinstance(value, datetime.timedelta):
