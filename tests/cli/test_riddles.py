@@ -394,3 +394,20 @@ def test_a_plan_of_turns_takes_no_other_settings(
 def test_an_import_that_says_nothing_is_told_in_one_line() -> None:
     with pytest.raises(tacit.UserError, match="builtins:dict does not say what it takes"):
         made("import:builtins:dict", "task", {})
+
+
+@pytest.mark.parametrize("asked", ["layers", "ledger", "statement", "verify", "export"])
+def test_a_folder_without_a_run_is_told_as_one(asked: str, command) -> None:
+    answer = command(asked, "nowhere", *(["out"] if asked == "export" else []))
+    assert "nowhere holds no run (there is no config.yaml in it)" in one_line(answer)
+
+
+@pytest.mark.parametrize(("unit", "also"), [("client", " --set privacy.entropy=seed"), ("example", "")])
+def test_the_advice_on_missing_layers_can_be_followed(unit: str, also: str, command) -> None:
+    private = f"privacy: {{unit: {unit}, noise: 9, delta: 1e-3, clip: 1}}\n"
+    Path("c.yaml").write_text(GOOD + private)
+    assert command("run", "c.yaml", "--out", "one")[0] == 0
+    said = one_line(command("layers", "one"))
+    assert said.strip().endswith(f"run it with --set evaluate.layers=true{also}")
+    again = said.partition("run it with ")[2].split()
+    assert command("run", "c.yaml", "--out", "two", *again)[0] == 0 and command("layers", "two")[0] == 0

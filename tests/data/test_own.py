@@ -357,6 +357,42 @@ def test_what_would_do_nothing_for_such_records_is_refused(given, message) -> No
         tacit.dataset(ROWS, **{"label": "job"} | given)
 
 
+def test_a_tokenizer_may_be_an_object_of_transformers() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "no": 1}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    given = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    before = given.backend_tokenizer.to_str()
+    data = tacit.dataset(ROWS, text="note", label="job", tokenizer=given, max_length=8)
+    batch = data.train.prepare(data.train.take(np.array([0])))
+    assert batch["input_ids"][0, :2].tolist() == [1, 0]
+    assert given.backend_tokenizer.to_str() == before, "the object that was given is as it was"
+    with pytest.raises(tacit.UserError, match="tokenizer: a int is not known as one; give bytes, a folder"):
+        tacit.dataset(ROWS, text="note", label="job", tokenizer=3)
+
+
+def test_a_single_split_is_not_trained_on_and_tested_on() -> None:
+    import datasets
+
+    only = datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)})
+    data = tacit.dataset(only, features=["age"], label="job")
+    assert len(data.train) + len(data.test) == len(ROWS) and len(data.test) == 6
+
+
+def test_several_labels_of_which_no_record_has_one_are_none() -> None:
+    rows = [{"age": n, "y": []} for n in range(20)]
+    with pytest.raises(tacit.UserError, match="'y' names no class in any training record"):
+        tacit.dataset(rows, features=["age"], label="y", task="multi-label")
+
+
+def test_lists_beside_other_features_are_told_what_to_do() -> None:
+    rows = [{"age": n, "more": [1.0, 2.0], "y": n % 2} for n in range(20)]
+    with pytest.raises(tacit.UserError, match="'more' is a list; a column of lists is the only one"):
+        tacit.dataset(rows, features=["age", "more"], label="y")
+
+
 def test_a_label_below_zero_is_a_class_where_it_is_named_as_one() -> None:
     """One of a torch data set, too: −1 must not become one more class."""
     x, y = torch.arange(40.0)[:, None], torch.arange(40) % 2

@@ -210,6 +210,8 @@ def ledger(folders: str | Path | Sequence[str | Path], delta: float | None = Non
             ledger.
     """
     places = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    for place in places:
+        recorded_config(place)  # what is no run's folder is told as such
     first, *others = data = [read_lineage(place)[0] for place in places]
     for place, other in zip(places[1:], others, strict=True):
         if not other.overlaps(first):

@@ -42,6 +42,7 @@ def layers(
     - `tacit layers runs/speech --picture layers.png`
     """
     with working("reading the rounds"):
+        from tacit.api.folders import recorded_config
         from tacit.federation import read_metrics
         from tacit.federation.layers import by_kind, of_server, over_rounds
         from tacit.federation.tracking import METRICS
@@ -53,7 +54,9 @@ def layers(
         if not found and what == "clipped" and over_rounds(metrics):
             raise UserError(f"{folder} clipped no client's update: it has no guarantee for whole clients")
         if not found:
-            raise UserError(f"{folder} recorded no layers; run it with --set evaluate.layers=true")
+            claimed = recorded_config(folder).claimed  # a folder without a run is told as one
+            also = "" if claimed is None or claimed.unit == "example" else " --set privacy.entropy=seed"
+            raise UserError(f"{folder} recorded no layers; run it with --set evaluate.layers=true{also}")
         kinds = {} if what == "server" else by_kind(found)
         if picture is not None:
             draw(found, picture, before_and_after=what == "server")

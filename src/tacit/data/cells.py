@@ -101,6 +101,8 @@ def _number(value: Any) -> float:
 def no_number(value: Any) -> str:
     """The error for a cell that should be a number, and what to do."""
     shown = repr(value) if isinstance(value, str) else str(value)
+    if isinstance(value, list | tuple | np.ndarray):
+        return "a list; a column of lists is the only one of the features, so put all numbers into it"
     if isinstance(value, datetime.date):
         return f"the date {shown}, not a number; make it one, such as days since a date"
     if isinstance(value, datetime.timedelta):

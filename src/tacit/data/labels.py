@@ -212,6 +212,11 @@ def _several_coding(columns: Columns, meaning: Meaning) -> Coding:
     known = {v for _, found in there for v in found}
     if not meaning.classes:
         _refuse_mixed(meaning, known)
+        if not known:
+            raise UserError(
+                f"label: column {meaning.label!r} names no class in any training record, so there is nothing "
+                "to learn; name another column, or all classes that there may be (classes)"
+            )
     return _coded(sorted(known, key=str if meaning.classes else None), columns, meaning)
 
 

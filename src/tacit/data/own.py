@@ -101,7 +101,9 @@ def dataset(
     splits = source if isinstance(source, Mapping) and not are_columns(source) else None
     if splits is not None:
         source = splits["train"] if "train" in splits else next(iter(splits.values()))
-        test = test if test is not None else splits.get("test", splits.get("validation"))
+        tested = splits.get("test", splits.get("validation"))
+        # A single split is trained on, and then some of it is set aside to test on.
+        test = test if test is not None or tested is source else tested
     refuse_stream(source, "source")
     refuse_stream(test, "test")
     if isinstance(classes, str | int):

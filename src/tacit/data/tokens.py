@@ -12,6 +12,7 @@ files; it is for models that are trained from scratch.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -140,6 +141,19 @@ class FromFolder:
         self._tokenizer.add_prefix_space = True  # GPT-2's kind requires it for separate words
         encoded = self._tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=most)
         return list(encoded["input_ids"]), list(encoded.word_ids())
+
+
+def from_object(given: Any) -> Tokenizer:
+    """A tokenizer given as an object: one with what `Tokenizer` has, or a copy of one of transformers."""
+    if all(hasattr(given, name) for name in ("vocabulary", "segments", "pad", "fingerprint")):
+        own: Tokenizer = given
+        return own
+    if hasattr(given, "model_input_names") and hasattr(given, "model_max_length"):
+        return FromFolder(copy.deepcopy(given))  # reading texts changes how it truncates
+    raise UserError(
+        f"tokenizer: a {type(given).__name__} is not known as one; give bytes, a folder, a name on the hub, "
+        "or a tokenizer of transformers"
+    )
 
 
 def from_folder(folder: Path) -> FromFolder:
