@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from tacit.data.columns import content
 from tacit.data.decode import Arrays
 from tacit.data.partition import named, set_aside
 from tacit.data.pictures import coloured, mode_of
@@ -67,8 +68,9 @@ def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     if isinstance(where, Path):
         found = where.rglob("*") if where.is_dir() else [where]
         files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
-    # Since version 4, pictures are not cut to 8 bits, keep their colours, and a missing label is not a class.
-    described = [4, source.kind, str(where), astuple(columns), size, files]
+    # Since version 4, pictures are not cut to 8 bits, keep their colours, and a missing label is not a class;
+    # since 5, each record is set aside by what is in it.
+    described = [5, source.kind, str(where), astuple(columns), size, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
     return f"{stem[:40]}-{digest[:16]}"
@@ -247,11 +249,12 @@ def _train_and_test(splits: Any, train: Any, columns: ColumnNames) -> tuple[Any,
             held_out = splits[name]
             if columns.label is None or not len(held_out) or held_out[0][columns.label] != -1:
                 return train, held_out
-    if columns.user is not None:
-        aside = set_aside(len(train), 0.1, train[columns.user])
-        return train.select(np.flatnonzero(~aside)), train.select(np.flatnonzero(aside))
-    cut = train.train_test_split(test_size=0.1, seed=0)
-    return cut["train"], cut["test"]
+    rows = train
+    for name, feature in train.features.items():
+        if hasattr(feature, "decode"):  # a picture's file is enough to know it by
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    aside = set_aside(map(content, rows), 0.1, columns.user is not None)
+    return train.select(np.flatnonzero(~aside)), train.select(np.flatnonzero(aside))
 
 
 def _guess(table: Any, columns: ColumnNames) -> ColumnNames:
