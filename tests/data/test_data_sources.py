@@ -288,6 +288,19 @@ def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
         load("folder", root)
 
 
+@pytest.mark.parametrize("name", ["00.png", "zz.png"])
+def test_a_picture_of_another_size_does_not_change_all_others(tmp_path: Path, name: str) -> None:
+    """They were enlarged in batches, or each once and in another way, which moved pixels by 0.35 of 2."""
+    root, made = picture_folder(tmp_path / "pets"), []
+    for _ in range(2):
+        data = load("folder", root, size=12)
+        ready = data.train.prepare(data.train.take(np.arange(len(data.train))))["x"]
+        made.append({x.numpy().tobytes() for x in ready})
+        assert ready.shape[1:] == (3, 12, 12)
+        Image.new("RGB", (9, 9), (200, 10, 10)).save(root / "train" / "cat" / name)
+    assert made[0] < made[1] and len(made[1]) == len(made[0]) + 1
+
+
 @pytest.mark.parametrize("name", ["0.png", "zz.png"])
 def test_a_broken_picture_is_named(tmp_path: Path, name: str) -> None:
     root = picture_folder(tmp_path / "pets")
