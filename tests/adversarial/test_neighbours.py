@@ -12,6 +12,7 @@ import copy
 import json
 import random
 import warnings
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from torch import nn
 import tacit
 from tacit.algorithms import FedAvg
 from tacit.config.build import build_dataset, build_job
+from tacit.data import Dataset, Tokenisation, load
 from tacit.data.speech.tiny import tiny
+from tacit.data.tokens import Bytes
 from tacit.engine.contract import Order, Participant
 from tacit.engine.worker import Job, Worker
 from tacit.federation.run import SPLIT_USERS
@@ -88,6 +91,45 @@ def test_nobody_elses_records_are_dealt_anew_for_one_client(tmp_path: Path, extr
         return sorted(one.test.raw(i) for i in range(len(one.test)) if users[i] != "person 3")
 
     assert tested(whole) == tested(other)
+
+
+EXAMPLE = {"unit": "example", "clip": 0.5, "noise": 1.0, "delta": 1e-3}
+
+
+def trained(dataset: Dataset) -> Counter[bytes]:
+    return Counter(dataset.train.raw(i) for i in range(len(dataset.train)))
+
+
+@pytest.mark.parametrize("user", [None, "who"])
+def test_one_record_more_does_not_change_which_others_are_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: Any
+) -> None:
+    """Without test records, a tenth was drawn by the records' places: a record at the head of 1,000 others
+    changed 161 of those to train on, and of a protected record nothing may change but itself.
+    """
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    texts: dict[str, Any] = {"text": ("kind",), "labelled": False, "tokens": Tokenisation(Bytes())}
+    given = rows(None)
+    given += given[:7]  # some of them twice
+    whole = tacit.dataset(given, features=["a", "b"], label="kind", user=user)
+    assert 10 <= len(whole.test) <= 60  # a tenth of 307
+    for out in (0, 5, 150, 300):
+        kept = [row for n, row in enumerate(given) if n != out]
+        less = tacit.dataset(kept, features=["a", "b"], label="kind", user=user)
+        assert not trained(less) - trained(whole) and (trained(whole) - trained(less)).total() <= 1
+    for name, lines in (("whole", given), ("less", given[1:])):
+        file = tmp_path / f"{name}.csv"
+        file.write_text("kind,who\n" + "".join(f"text {row['a']},{row['who']}\n" for row in lines))
+    one, other = (trained(load("csv", tmp_path / f"{n}.csv", user=user, **texts)) for n in ("whole", "less"))
+    assert not other - one and (one - other).total() <= 1
+
+
+@pytest.mark.parametrize("share", ["holdout", "validation"])
+def test_what_clients_hold_out_of_protected_records_is_refused(tmp_path: Path, share: str) -> None:
+    with pytest.raises(tacit.UserError, match=r"data\.holdout: .* one record more .* give records to test"):
+        job(rows(None), EXAMPLE, tmp_path, **{share: 0.2})
+    job(rows(None), {**EXAMPLE, "entropy": "seed"}, tmp_path, **{share: 0.2})
+    job(rows(None), EXAMPLE, tmp_path)
 
 
 def test_who_is_drawn_does_not_depend_on_who_else_is_there(tmp_path: Path) -> None:

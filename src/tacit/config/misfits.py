@@ -58,6 +58,13 @@ def _refuse_unprovable(config: Config, privacy: PrivacySettings) -> None:
             "data.partition.clients: with one user less others would be drawn, and the guarantee is that one "
             "client changes its own part alone; set data.partition.share, by which each is drawn by its name"
         )
+    natural, keeps = isinstance(config.data.partition, Natural), config.data.holdout or config.data.validation
+    if natural and keeps and config.claimed is not None and privacy.unit == "example" and privacy.noise != 0:
+        raise UserError(
+            "data.holdout: which records a client holds out follows from all that it has, so one record more "
+            "would change which others train, and the guarantee is that it changes its own gradients alone; "
+            "leave out data.holdout and data.validation, and give records to test on (data.test)"
+        )
     if (
         privacy.metrics is not None
         and privacy.metrics.accuracy

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,9 +34,48 @@ class Columns:
             )
         return self.values[name]
 
+    def contents(self, files: Sequence[str | None] = ()) -> Iterator[bytes]:
+        """What is in each row; see `content`."""
+        for row in range(len(self)):
+            yield content({name: column[row] for name, column in self.values.items()}, files)
+
     def take(self, rows: NDArray[np.int64]) -> Columns:
         chosen = {name: [column[i] for i in rows] for name, column in self.values.items()}
         return Columns(chosen, lambda row: self.where(int(rows[row])), self.called)
+
+
+def content(cells: Mapping[str, Any], files: Sequence[str | None] = ()) -> bytes:
+    """What is in a row, to know it again wherever it stands: the same for equal cells. Of a file, which a
+    picture or a sound may be, and a cell of the columns `files`, what is in it.
+    """
+    told = [(name, _told(cells[name], name in files)) for name in sorted(cells)]
+    return repr(told).encode("utf-8", "replace")
+
+
+def _told(cell: Any, file: bool = False) -> Any:
+    cell = _array_like(cell)
+    cell = cell[()] if isinstance(cell, np.ndarray) and not cell.ndim else cell
+    if isinstance(cell, Mapping):  # the form of pictures and sounds in `datasets`
+        whole = cell.get("bytes") is not None or cell.get("array") is not None
+        return [(str(k), _told(v, k == "path")) for k, v in cell.items() if k != "path" or not whole]
+    cell = sorted(cell, key=str) if isinstance(cell, set | frozenset) else cell
+    if isinstance(cell, list | tuple) or (isinstance(cell, np.ndarray) and cell.dtype == object):
+        return [_told(value) for value in cell]
+    if file and isinstance(cell, str | Path):
+        try:
+            return sha256(Path(cell).read_bytes()).hexdigest()
+        except (OSError, ValueError):
+            return str(cell)
+    if isinstance(cell, np.datetime64 | np.timedelta64):
+        return str(cell.astype(f"{cell.dtype.kind}8[us]"))
+    cell = cell.item() if isinstance(cell, np.generic) else cell
+    if hasattr(cell, "tobytes"):  # an array or a picture
+        try:
+            return str(getattr(cell, "dtype", "")), str(np.shape(cell)), sha256(cell.tobytes()).hexdigest()
+        except (OSError, SyntaxError, ValueError):  # a picture's file that is broken
+            return ""
+    plain = isinstance(cell, str | bytes | int | float | complex | datetime.date | datetime.timedelta)
+    return str(cell) if cell is None or plain else type(cell).__name__  # a number as in a file of text
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,24 @@ All are read by `datasets`, which knows their many layouts.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import ExifTags, Image
 from rich.console import Console
 from rich.progress import track
 
+from tacit.data.columns import content
 from tacit.data.decode import Arrays
 from tacit.data.partition import named, set_aside
 from tacit.data.pictures import coloured, mode_of
@@ -67,8 +72,9 @@ def key(source: Source, columns: ColumnNames, size: int | None) -> str:
     if isinstance(where, Path):
         found = where.rglob("*") if where.is_dir() else [where]
         files = sorted((str(p), s.st_size, s.st_mtime_ns) for p in found for s in [p.stat()])
-    # Since version 4, pictures are not cut to 8 bits, keep their colours, and a missing label is not a class.
-    described = [4, source.kind, str(where), astuple(columns), size, files]
+    # Since version 4, pictures are not cut to 8 bits, keep their colours, and a missing label is not a class;
+    # since 5, each record is set aside by what is in it, and one of another size does not resize all others.
+    described = [5, source.kind, str(where), astuple(columns), size, files]
     digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
     stem = "".join(c if c.isalnum() else "-" for c in Path(where).name)
     return f"{stem[:40]}-{digest[:16]}"
@@ -143,19 +149,35 @@ def _watched(rows: Any, what: str) -> Iterable[Any]:
 
 
 def _write_pictures(tables: dict[str, Any], columns: ColumnNames, size: int | None, into: Path) -> None:
-    """If all pictures have one size, and are no larger than `size`, they are kept as they are: enlarging a
+    """If most pictures have one size, and are no larger than `size`, all are kept in that one: enlarging a
     batch takes no time, and stored enlarged pictures would take fifty times the space. Others are resized
-    here, once.
+    here, once. Most, and not all: a single picture of another size must not change how all others are made.
     """
-    own = _shape(tables["train"], columns)
-    if size is None or max(own[1:]) <= size:
+    channels, *own = _shape(tables["train"], columns)
+    if size is None:
         try:
-            _fill_all(tables, columns, own, None, into)
-            return
+            _fill_all(tables, columns, (channels, own[0], own[1]), None, into)
         except _Unequal as error:
-            if size is None:
-                raise UserError(f"{error}, as the first is; set data.size to make all equal") from None
-    _fill_all(tables, columns, (own[0], size, size), size, into)
+            raise UserError(f"{error}, as the first is; set data.size to make all equal") from None
+        return
+    usual = _usual(tables["train"], columns)
+    height, width = usual if usual is not None and max(usual) <= size else (size, size)
+    _fill_all(tables, columns, (channels, height, width), size, into)
+
+
+def _usual(table: Any, columns: ColumnNames) -> tuple[int, int] | None:
+    """The height and width of more than half of the pictures, by the heads of their files."""
+    name, sizes = columns.image, Counter[tuple[int, int]]()
+    heads = table.select_columns([name]).cast_column(name, type(table.features[name])(decode=False))
+    for row in _watched(heads, "measuring pictures"):
+        held = row[name]["bytes"]
+        file = row[name]["path"] if held is None else io.BytesIO(held)
+        # A broken one is named when it is read.
+        with suppress(OSError, SyntaxError, ValueError), Image.open(file) as picture:
+            turned = picture.getexif().get(ExifTags.Base.Orientation, 1) > 4  # as `datasets` turns it
+            sizes[picture.size if turned else picture.size[::-1]] += 1
+    size, agree = max(sizes.items(), key=lambda one: one[1], default=((0, 0), 0))
+    return size if 2 * agree > len(table) else None
 
 
 def _fill_all(
@@ -247,11 +269,12 @@ def _train_and_test(splits: Any, train: Any, columns: ColumnNames) -> tuple[Any,
             held_out = splits[name]
             if columns.label is None or not len(held_out) or held_out[0][columns.label] != -1:
                 return train, held_out
-    if columns.user is not None:
-        aside = set_aside(len(train), 0.1, train[columns.user])
-        return train.select(np.flatnonzero(~aside)), train.select(np.flatnonzero(aside))
-    cut = train.train_test_split(test_size=0.1, seed=0)
-    return cut["train"], cut["test"]
+    rows = train
+    for name, feature in train.features.items():
+        if hasattr(feature, "decode"):  # a picture's file is enough to know it by
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    aside = set_aside(map(content, rows), 0.1, columns.user is not None)
+    return train.select(np.flatnonzero(~aside)), train.select(np.flatnonzero(aside))
 
 
 def _guess(table: Any, columns: ColumnNames) -> ColumnNames:

@@ -75,7 +75,8 @@ def dataset(
         source: a pandas or polars DataFrame, a Hugging Face `datasets` object (or a dict of its splits), a
             torch `Dataset` of pairs, a pair of arrays or lists (x, y), a list of rows as dicts, a dict of
             columns, or the path of a csv, tsv, parquet, json or jsonl file.
-        test: the same for testing; by default the source's own test split, or a tenth of each user's records.
+        test: the same for testing; by default the source's own test split, or about a tenth of the records,
+            each by what is in it.
         features: columns of numbers, together one vector a record.
         text: the column of texts, or two whose texts belong together; needs a `tokenizer`. For
             token-classification, texts are lists of words, and a word's class applies to its first token.
@@ -241,8 +242,9 @@ def from_columns(
             "nor learn from it; name another column"
         )
     if test is None:
-        users = None if meaning.user is None else columns.values.get(meaning.user)
-        aside = set_aside(len(columns), TEST_SHARE, users)
+        aside = set_aside(
+            columns.contents((meaning.image, meaning.audio)), TEST_SHARE, meaning.user in columns.values
+        )
         test, columns = columns.take(np.flatnonzero(aside)), columns.take(np.flatnonzero(~aside))
         if not len(columns):
             few = "one record is too few to train on and to test"

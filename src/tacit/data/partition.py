@@ -12,7 +12,9 @@ random order (so that a prefix is a random sample). The result is stored as comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,30 +69,29 @@ def by_name(names: Sequence[Any] | NDArray[Any], share: float, seed: int, purpos
     return np.array([randomness.key(seed, purpose, str(name)) < share * 2**128 for name in names], np.bool_)
 
 
-def set_aside(n: int, share: float, users: Sequence[Any] | None = None) -> NDArray[np.bool_]:
-    """Which of n records are for testing: this share, drawn at random once and for all.
+def set_aside(contents: Iterable[bytes], share: float, users: bool = False) -> NDArray[np.bool_]:
+    """Which records are for testing: each with this probability, by what is in it alone (`contents`).
 
-    If records have users, the share is drawn from each user's own records; which and how many depends only on
-    the user's name and number of records. If it were drawn from all records together, one more user would
-    change everybody's test records.
+    If records were drawn by their places among all, one record more would change which of the others are
+    trained on, and no clipping bounds that. Of equal records, one more leaves the others what they are. If
+    none is drawn, it is the one that was nearest to it; where records have `users`, that would be another
+    user's for one user more, so there they are too few.
     """
-    aside = np.zeros(n, np.bool_)
-    if users is None:
-        aside[np.random.default_rng(0).permutation(n)[: max(1, round(share * n))]] = True
-        return aside
-    ids, owner = np.unique([str(user) for user in users], return_inverse=True)
-    rows = _rows(owner.reshape(-1), len(ids), None)
-    names, keys = _own_keys(ids, rows.offsets, 0, "test")
-    drawn = np.lexsort((keys, names))
-    chance = np.array([randomness.key(0, "tested", name) / 2**128 for name in ids])
-    count = np.floor(np.diff(rows.offsets) * share + chance + 1e-9)
-    place = np.arange(n) - rows.offsets[names]
-    aside[rows.indices[drawn[place < count[names]]]] = True
+    seen: Counter[bytes] = Counter()
+    keys = []
+    for content in contents:
+        digest = sha256(content).digest()
+        keys.append(int.from_bytes(sha256(digest + seen[digest].to_bytes(8)).digest()[:8]))
+        seen[digest] += 1
+    drawn = np.array(keys, np.uint64)
+    aside: NDArray[np.bool_] = drawn < np.uint64(share * 2**64)
     if not aside.any():
-        raise UserError(
-            f"{n} records are too few to test on {share:.0%} of each user's; give a file of others to "
-            "test on (data.test)"
-        )
+        if users:
+            raise UserError(
+                f"{len(aside)} records are too few to test on {share:.0%} of them; give a file of others to "
+                "test on (data.test)"
+            )
+        aside[drawn.argmin()] = True
     return aside
 
 

@@ -131,7 +131,7 @@ class ClippedGradient:
         self._looks, self._steps = True, 0
         self._surveys: dict[object, Survey] = {}
         self._known, self._book = Known(self.flat.module), Book()
-        self._doubt: Unsupported | None = None
+        self._doubt = False
         self.obstacle: Unsupported | None = None
         """What made gradients be computed record by record, if anything did; for the person to read."""
 
@@ -143,7 +143,7 @@ class ClippedGradient:
         Experiments are made in rounds 1, 10, 100, … (counted from 1), at a client's own steps 1, 10, 100, …;
         by who never calls this, at all such steps.
         """
-        self._doubt, self._looks, self._steps = None, _power_of_ten(round + 1), 0
+        self._doubt, self._looks, self._steps = False, _power_of_ten(round + 1), 0
         self._surveys = {key: found for key, found in self._surveys.items() if not found.decided}
 
     def __call__(
@@ -220,10 +220,8 @@ class ClippedGradient:
         if not size:
             return deque()
         found = self._survey(batch, losses)
-        if self._doubt is not None:
-            found = replace(found, obstacle=self._doubt)
         micro = self._micro_batch or at_once(found, max(2, size))
-        count = -(-size // micro)
+        count = size if self._doubt else -(-size // micro)
         edges = [size * i // count for i in range(count + 1)]  # of nearly equal sizes
         parts = (_Part(range(*edge), micro > 1, found.obstacle) for edge in pairwise(edges))
         return deque(parts)
@@ -231,18 +229,19 @@ class ClippedGradient:
     def _test(self, batch: Batch, losses: Losses) -> bool:
         """Whether the gradient stands: the second line behind the proof, an experiment now and then.
 
-        If not, this and all later ones of the client are computed one record after another: code that mixes
-        records unseen is none to trust `torch.func` with. Only a model that still mixes them there is
-        refused: records with numbers that float32 cannot hold apart may fail an experiment by themselves,
-        and a run that ends would tell of them.
+        If not, in this and all later ones of the client each record is computed with nothing but a copy of
+        itself. Records with numbers that float32 cannot hold apart may fail an experiment by themselves, so
+        nothing else may follow from it: by the same road, all other records have the same coins and the same
+        bits as before. Nor is it logged. Only a model that also mixes records that are computed one after
+        another is refused.
         """
         self._steps += 1
         if not (self._looks and _power_of_ten(self._steps)) or batch_size(batch) < 2:
             return True
-        alone = self._doubt is not None
+        alone = self._doubt
         try:
             with exactly(self._device.type):
-                if self._doubt is None:
+                if not alone:
                     try:
                         self._experiment(batch, losses, self._together, steadily=True)
                         return True
@@ -253,7 +252,7 @@ class ClippedGradient:
             if alone:
                 raise
             seen = "records that seemed to change each other's gradients, though nothing in sight mixes them"
-            self._doubt = Unsupported(seen, alone=True)
+            self._doubt, self.obstacle = True, self.obstacle or Unsupported(seen)
             self._steps -= 1  # this one is made, and looked at, again
             return False
         return True
@@ -328,7 +327,8 @@ class ClippedGradient:
             self._settled = True
         draws.begun = True
         before = self._unchanged.contents()
-        found = record_gradients(module, self._parameters, batch, losses, draws.restore, obstacle.alone)
+        alone = obstacle.alone or self._doubt
+        found = record_gradients(module, self._parameters, batch, losses, draws.restore, alone)
         self._unchanged.check_contents(before)
         return found
 
