@@ -176,7 +176,11 @@ def test_pictures_are_kept_small_and_enlarged_by_the_batch(tmp_path: Path) -> No
     assert data.train.take(np.arange(2))["x"].shape == (2, 3, 6, 6)
     assert data.train.prepare(data.train.take(np.arange(2)))["x"].shape == (2, 3, 12, 12)
     Image.new("RGB", (9, 5)).save(root / "train" / "dog" / "odd.png")
-    mixed = load("folder", root, size=12)  # not all alike: resized once, for good
-    assert mixed.train.take(np.arange(2))["x"].shape == (2, 3, 12, 12)
+    mixed = load("folder", root, size=12)  # one is brought to the size of all others
+    assert mixed.train.take(np.arange(7))["x"].shape == (7, 3, 6, 6)
+    for i in range(6):
+        Image.new("RGB", (9, 5 - i % 3)).save(root / "train" / "dog" / f"odd{i}.png")
+    apart = load("folder", root, size=12)  # no size is that of most: resized once, for good
+    assert apart.train.take(np.arange(2))["x"].shape == (2, 3, 12, 12)
     shrunk = load("folder", root, size=4)
     assert shrunk.train.take(np.arange(2))["x"].shape == (2, 3, 4, 4)

@@ -102,9 +102,8 @@ def dataset(
     splits = source if isinstance(source, Mapping) and not are_columns(source) else None
     if splits is not None:
         source = splits["train"] if "train" in splits else next(iter(splits.values()))
-        tested = splits.get("test", splits.get("validation"))
-        # A single split is trained on, and then some of it is set aside to test on.
-        test = test if test is not None or tested is source else tested
+        if test is None and len(splits) > 1:  # of a single split some is set aside to test on
+            test = splits.get("test", splits.get("validation"))
     refuse_stream(source, "source")
     refuse_stream(test, "test")
     if isinstance(classes, str | int):
