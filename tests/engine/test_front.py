@@ -294,8 +294,9 @@ def sent_by_bob(folder: Path, others: list[str], own: list[str]) -> Tensor:
     rows = [{"text": text, "y": 0, "who": "ann"} for text in others]
     rows += [{"text": text, "y": int(text > "d"), "who": "bob"} for text in own]
     data = tacit.dataset(
-        rows, text="text", label="y", user="who", classes=["0", "1"], tokenizer="bytes", max_length=64
-    )
+        rows, test=[{"text": "e", "y": 1, "who": "eve"}], text="text", label="y", user="who",
+        classes=["0", "1"], tokenizer="bytes", max_length=64,
+    )  # fmt: skip
     config = tacit.load({
         "rounds": 1,
         "data": {"name": "said", "partition": {"kind": "natural"}, "holdout": 0.0},
