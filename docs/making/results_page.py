@@ -22,9 +22,12 @@ from tacit.report.paired import Difference, paired
 BEGIN, END = "<!-- made by docs/making/results.py: begin -->", "<!-- end -->"
 SEEDS = 3
 """As many as it takes to say anything about a claim that is about training."""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#882255")
-"""Okabe and Ito's and one of Tol's, which the colour-blind tell apart; markers tell them apart in grey."""
-MARKS = "osD^vPX*p"
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#882255",
+    "#999933",
+)  # fmt: skip
+"""Okabe and Ito's and two of Tol's, which the colour-blind tell apart; markers tell them apart in grey."""
+MARKS = "osD^vPX*p<"
 CURVES = {"own.personal": "personal_accuracy", "own.tuned": "tuned_accuracy"}
 Outcome = Literal["as claimed", "the opposite", "open", "not run"]
 

@@ -31,6 +31,8 @@ def test_a_comparison_is_about_runs_of_its_recipe(name: str) -> None:
     )
     points = what.sweep.points
     assert table.about["runs"] == len(points)
+    looks = len(results_page.COLOURS), len(results_page.MARKS)
+    assert len(table.rows) <= min(looks), "no two rows look alike"
     every = Table(name, table.about, [{"point": point} for point in [*what.starts, *points]])
     for row in table.rows:
         assert any(every.chosen(row, n) for n in range(len(table.columns))), row.name
