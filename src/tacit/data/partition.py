@@ -74,8 +74,9 @@ def set_aside(contents: Iterable[bytes], share: float, users: bool = False) -> N
 
     If records were drawn by their places among all, one record more would change which of the others are
     trained on, and no clipping bounds that. Of equal records, one more leaves the others what they are. If
-    none is drawn, it is the one that was nearest to it; where records have `users`, that would be another
-    user's for one user more, so there they are too few.
+    none is drawn, which of 60 records happens once in 500 times, it is the one that was nearest to it, and
+    one more may then exchange it; where records have `users`, it could be another user's, so there they are
+    too few.
     """
     seen: Counter[bytes] = Counter()
     keys = []
