@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
@@ -122,6 +123,26 @@ def test_one_record_more_does_not_change_which_others_are_trained_on(
         file.write_text("kind,who\n" + "".join(f"text {row['a']},{row['who']}\n" for row in lines))
     one, other = (trained(load("csv", tmp_path / f"{n}.csv", user=user, **texts)) for n in ("whole", "less"))
     assert not other - one and (one - other).total() <= 1
+
+
+@pytest.mark.parametrize("kind", ["arrays", "users", "pictures", "torch"])
+def test_nor_does_it_where_records_come_as_arrays(kind: str) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(200, 3)).astype(np.float32), rng.integers(0, 3, 200)
+    x[100], y[100] = x[3], y[3]  # one of them twice
+    who, pictures = np.array([f"u{n % 17}" for n in range(200)]), rng.integers(0, 255, (200, 8, 8), np.uint8)
+
+    def made(rows: NDArray[np.int64]) -> Counter[bytes]:
+        source: Any = (pictures[rows] if kind == "pictures" else x[rows], y[rows])
+        if kind == "torch":
+            source = torch.utils.data.TensorDataset(*map(torch.from_numpy, source))
+        users = {"user": who[rows]} if kind == "users" else {}
+        return trained(tacit.dataset(source, classes=["0", "1", "2"], **users))
+
+    whole = made(np.arange(200))
+    for out in (0, 3, 100, 199):
+        less = made(np.delete(np.arange(200), out))
+        assert not less - whole and (whole - less).total() <= 1
 
 
 @pytest.mark.parametrize("share", ["holdout", "validation"])
